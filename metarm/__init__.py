@@ -1,0 +1,1 @@
+"""MetaRM: predict the process reward from the critique, for pairs without a human critique."""

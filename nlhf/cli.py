@@ -1,0 +1,126 @@
+"""The command line: finds the verb first and imports only what that verb needs, so help and errors answer at once.
+
+A verb is a function; its signature is its command line and its YAML (jsonargparse), its docstring the help text.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from nlhf import __version__
+from nlhf.errors import UserError, nearest
+
+Verbs = dict[str, tuple[str, str]]
+
+VERBS: Verbs = {
+    "data show": ("nlhf.data:show", "print a few pairs of a data set"),
+    "data check": ("nlhf.data:check", "validate a file or data set: counts, drops, duplicates, overlap"),
+    "data export": ("nlhf.data:export", "write a data set in our JSONL schema"),
+    "cold-start": ("nlhf.cold_start:cold_start", "teach a model the judge format by supervised fine-tuning"),
+    "train": ("nlhf.train:train", "train a judge by GRPO on its verdicts and critiques"),
+    "evaluate": ("nlhf.evaluate:evaluate", "judge a data set in both orders and report with intervals"),
+    "report": ("nlhf.evaluate:report", "compare evaluated runs in one table and page"),
+    "suite": ("nlhf.suite:suite", "run arms x seeds of an experiment and compare them"),
+}
+
+
+def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = VERBS) -> int:
+    """Run one verb and return the exit code: 0, or 2 for bad input or configuration (one message, no traceback)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print(_overview(prog, verbs))
+            return 0
+        if arguments[0] == "--version":
+            print(f"{prog} {__version__}")
+            return 0
+        verb, rest = _find_verb(arguments, prog, verbs)
+        if verb is None:  # the name of a group of verbs, alone or with --help
+            print(_overview(f"{prog} {arguments[0]}", _group(verbs, arguments[0])))
+            return 0
+        run_verb(verbs[verb][0], f"{prog} {verb}", rest)
+        return 0
+    except UserError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
+    """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
+    module, _, name = target.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    parser = make_parser(function, prog)
+    values = parser.parse_args(list(arguments))
+    values.pop("config", None)
+    return function(**_instantiate(parser, values))
+
+
+def make_parser(function: Any, prog: str) -> Any:
+    """The jsonargparse parser of a verb; its errors are `UserError`."""
+    from jsonargparse import ArgumentParser, set_parsing_settings
+
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+    class Parser(ArgumentParser):
+        def error(self, message: str, ex: Exception | None = None) -> None:
+            raise UserError(f"{_tidy(message, self)}\nFor the accepted options run: {self.prog} --help") from None
+
+    parser = Parser(prog=prog, description=(function.__doc__ or "").strip().split("\n\n")[0])
+    parser.add_argument("--config", action="config", help="YAML file with these options; later options override it")
+    parser.add_function_arguments(function, as_group=False, sub_configs=True)
+    return parser
+
+
+def _instantiate(parser: Any, values: Any) -> dict[str, Any]:
+    return vars(parser.instantiate_classes(values)) if not isinstance(values, dict) else values
+
+
+def _tidy(message: str, parser: Any) -> str:
+    """jsonargparse's message without its decoration, and with the nearest name for a misspelt key."""
+    import re
+
+    message = " ".join(str(message).split())
+    unknown = re.search(r"(?:Key|Option|key) '?([\w.\-]+)'? is not expected|unrecognized arguments: (\S+)", message)
+    if unknown:
+        key = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
+        known = [a.dest for a in parser._actions if a.dest not in ("help", "config")]
+        message += nearest(key, known) or nearest(key.rsplit(".", 1)[-1], {k.rsplit(".", 1)[-1] for k in known})
+    return message
+
+
+def _find_verb(arguments: Sequence[str], prog: str, verbs: Verbs) -> tuple[str | None, list[str]]:
+    two = " ".join(arguments[:2])
+    if two in verbs:
+        return two, list(arguments[2:])
+    if arguments[0] in verbs:
+        return arguments[0], list(arguments[1:])
+    group = _group(verbs, arguments[0])
+    if group and (len(arguments) == 1 or arguments[1] in ("-h", "--help")):
+        return None, []
+    if group:
+        raise UserError(
+            f"unknown verb {two!r}; {prog} {arguments[0]} knows {', '.join(group)}.{nearest(arguments[1], group)}"
+        )
+    names = sorted({verb.split()[0] for verb in verbs})
+    raise UserError(f"unknown verb {arguments[0]!r}; known: {', '.join(names)}.{nearest(arguments[0], names)}")
+
+
+def _group(verbs: Verbs, name: str) -> Verbs:
+    return {verb.split()[1]: entry for verb, entry in verbs.items() if verb.split()[0] == name and " " in verb}
+
+
+def _overview(prog: str, verbs: Verbs) -> str:
+    width = max(len(verb) for verb in verbs)
+    lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in verbs.items()]
+    return "\n".join(
+        [f"usage: {prog} VERB [--config FILE.yaml] [options]", "", "Train and measure generative judges.", "", *lines]
+        + ["", f"Options of a verb: {prog} VERB --help"]
+    )

@@ -1,0 +1,241 @@
+"""Cold start: teach a model the judge format by supervised fine-tuning on human verdicts and critiques.
+
+Station of the path: Pair -> JudgeFormat.target -> **SFT**. The loss falls on the reply only; the verdict's tokens can
+weigh more than the critique's, because one token in thirty decides whether the judge is right. Small models learn the
+verdict better alone first, with both orders of a pair in one batch (``target: verdict``, ``order: both``), and the
+critique afterwards: two runs, the second starting from the first.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nlhf.config import OptimizationConfig, Order, check_arguments
+from nlhf.errors import UserError
+from nlhf.files import write_json
+from nlhf.formats import get_format
+from nlhf.formats.base import JudgeFormat
+from nlhf.models import ModelConfig
+from nlhf.pairs import Pair
+from nlhf.runs import open_run
+from nlhf.sources import DataConfig
+from nlhf.training import (
+    MetricsLog,
+    Validation,
+    ValidationConfig,
+    Watch,
+    put_in_order,
+    run_trainer,
+    setup_logging,
+    training_pairs,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ColdStartConfig(OptimizationConfig):
+    """Optimisation of a cold start, and what the model learns to write."""
+
+    learning_rate: float = 1e-5
+    """Peak learning rate of AdamW."""
+
+    target: Literal["critique_and_verdict", "verdict"] = "critique_and_verdict"
+    """The reply to learn."""
+
+    verdict_weight: float = 1.0
+    """Weight of each verdict token in the loss; critique tokens weigh 1."""
+
+    max_length: int = 4096
+    """Longest prompt with reply, in tokens; longer rows are left out and counted."""
+
+    max_completion_length: int = 512
+    """Token limit of replies during validation."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.verdict_weight <= 0:
+            raise UserError(f"sft.verdict_weight must be positive, got {self.verdict_weight}")
+
+
+def cold_start(
+    model: ModelConfig,
+    data: list[DataConfig],
+    out: str,
+    sft: ColdStartConfig,
+    format: str = "rm_nlhf",
+    prompt_file: str | None = None,
+    order: Order = "random",
+    validation: ValidationConfig | None = None,
+    seed: int = 0,
+    resume: bool = False,
+    dry_run: bool = False,
+) -> Path:
+    """Teach a model the judge format by supervised fine-tuning; the loss falls on the reply only.
+
+    Args:
+        model: The model to start from.
+        data: Data sets to learn from.
+        out: Folder of the run.
+        sft: Optimisation settings.
+        format: Judge format.
+        prompt_file: Jinja template that replaces the format's own prompt.
+        order: random exchanges A and B by a seeded coin; both shows each pair in both orders, side by side in a batch.
+        validation: Held-out pairs to choose the best model by.
+        seed: Seed of the order, the shuffling and everything random in training.
+        resume: Continue an interrupted run in ``out``.
+        dry_run: Load and check everything but the weights, print the budget, and stop.
+    """
+    config = {k: v for k, v in locals().items() if k != "dry_run"}
+    setup_logging()
+    judge_format = get_format(format, prompt_file)
+    prepared = training_pairs(data, judge_format, "given", seed)
+    pairs = put_in_order(prepared.pairs, order, seed)
+    held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
+    if order == "both" and sft.per_device_train_batch_size % 2:
+        raise UserError(
+            f"sft.per_device_train_batch_size is {sft.per_device_train_batch_size}, but order: both needs an even number "
+            "so that both orders of a pair share a batch"
+        )
+    if dry_run:
+        from nlhf.budget import print_training_budget
+
+        print_training_budget(model, sft, len(pairs), sequences=1)
+        return Path(out)
+
+    import torch
+    from transformers import TrainingArguments
+
+    from nlhf.models import load_model, load_tokenizer
+
+    check_arguments(sft.extra, TrainingArguments, "sft")
+    tokenizer = load_tokenizer(model)
+    rows, dropped = tokenize(tokenizer, judge_format, pairs, sft)
+    if not rows:
+        raise UserError(f"no row fits into sft.max_length = {sft.max_length} tokens; raise it")
+    folder = open_run(out, config, resume)
+    write_json(folder / "manifest.json", {"data": prepared.manifests, "rows": len(rows), "too_long": dropped})
+    torch.manual_seed(seed)
+    policy = load_model(model)
+    log = MetricsLog(folder)
+    watcher = None
+    callbacks: list[Any] = [log, Watch()]
+    if validation and held_out:
+        watcher = Validation(
+            validation, folder, judge_format, held_out.pairs, tokenizer, sft.max_completion_length, log
+        )
+        callbacks.append(watcher)
+    trainer = make_trainer(policy, tokenizer, rows, sft, folder, seed, group=2 if order == "both" else 1)
+    for callback in callbacks:
+        trainer.add_callback(callback)
+    if watcher:
+        watcher.trainer = trainer
+    run_trainer(trainer, folder, resume)
+    return folder
+
+
+def tokenize(
+    tokenizer: Any, judge_format: JudgeFormat, pairs: Sequence[Pair], sft: ColdStartConfig
+) -> tuple[list[dict[str, list]], int]:
+    """Rows of input_ids and weights (0 for the prompt), and how many pairs were too long."""
+    from nlhf.models import render_chat
+
+    rows, dropped = [], 0
+    for pair in pairs:
+        prompt = render_chat(tokenizer, judge_format.render(pair))
+        critique = next((c for c in pair.critiques if not c.empty), None)
+        parts = judge_format.target(pair, critique, verdict_only=sft.target == "verdict")
+        reasons, verdict = (tokenizer(part, add_special_tokens=False)["input_ids"] if part else [] for part in parts)
+        verdict = [*verdict, tokenizer.eos_token_id]
+        ids = prompt + reasons + verdict
+        if len(ids) > sft.max_length:
+            dropped += 1
+            continue
+        weights = [0.0] * len(prompt) + [1.0] * len(reasons) + [sft.verdict_weight] * len(verdict)
+        rows.append({"input_ids": ids, "weights": weights})
+    if dropped:
+        logger.warning("left out %d of %d rows longer than sft.max_length = %d tokens", dropped, len(pairs), sft.max_length)
+    return rows, dropped
+
+
+def make_trainer(
+    model: Any, tokenizer: Any, rows: list[dict[str, list]], sft: ColdStartConfig, folder: Path, seed: int, group: int
+) -> Any:
+    """A transformers Trainer whose loss is the weighted mean over the reply's tokens of the whole optimiser step.
+
+    Args:
+        model: The model to train.
+        tokenizer: Saved beside each checkpoint; its pad token fills up batches.
+        rows: From `tokenize`.
+        sft: Settings.
+        folder: Where checkpoints go.
+        seed: Seed of the shuffling.
+        group: Rows that stay together when shuffling (2: both orders of a pair).
+    """
+    import torch
+    from torch.nn import functional as F
+    from transformers import Trainer, TrainingArguments
+
+    class GroupedSampler(torch.utils.data.Sampler):
+        """Shuffles groups of neighbouring rows, anew and reproducibly in every epoch."""
+
+        def __init__(self):
+            self.epoch = 0
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return len(rows)
+
+        def __iter__(self) -> Iterator[int]:
+            generator = torch.Generator().manual_seed(seed + self.epoch)
+            starts = torch.randperm(len(rows) // group, generator=generator) * group
+            return (int(start) + i for start in starts for i in range(group))
+
+    class ColdStartTrainer(Trainer):
+        loss_is_scaled_for_ga = True
+
+        def _get_train_sampler(self, train_dataset=None):
+            return GroupedSampler()
+
+        def _get_num_items_in_batch(self, batch_samples, device):
+            total = sum(batch["weights"][:, 1:].sum() for batch in batch_samples)
+            return self.accelerator.gather(torch.as_tensor(total, device=device)).sum()
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            weights = inputs.pop("weights")[:, 1:]
+            outputs = model(**inputs)
+            losses = F.cross_entropy(outputs.logits[:, :-1].float().transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none")
+            total = weights.sum() if num_items_in_batch is None else num_items_in_batch
+            # Data parallelism averages gradients over processes; the divisor is the sum over all of them.
+            loss = (losses * weights).sum() / total * self.accelerator.num_processes
+            return (loss, outputs) if return_outputs else loss
+
+    def collate(batch: list[dict[str, list]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["input_ids"]) for row in batch)
+        pad = tokenizer.pad_token_id
+        return {
+            "input_ids": torch.tensor([r["input_ids"] + [pad] * (width - len(r["input_ids"])) for r in batch]),
+            "attention_mask": torch.tensor([[1] * len(r["input_ids"]) + [0] * (width - len(r["input_ids"])) for r in batch]),
+            "weights": torch.tensor([r["weights"] + [0.0] * (width - len(r["weights"])) for r in batch]),
+        }
+
+    ours = ("target", "verdict_weight", "max_length", "max_completion_length")
+    arguments = {k: v for k, v in sft.arguments().items() if k not in ours}
+    return ColdStartTrainer(
+        model=model,
+        args=TrainingArguments(
+            output_dir=str(folder),
+            seed=seed,
+            report_to=arguments.pop("report_to", "none"),
+            remove_unused_columns=False,
+            disable_tqdm=False,
+            **arguments,
+        ),
+        train_dataset=rows,
+        data_collator=collate,
+        processing_class=tokenizer,
+    )

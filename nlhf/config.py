@@ -1,0 +1,146 @@
+"""Configuration shared by the verbs: optimisation settings, and classes named in a YAML by their path."""
+
+import importlib
+import inspect
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from nlhf.errors import UserError, nearest
+
+# Short names for what this package offers, so that a YAML need not spell out the path.
+ALIASES = {
+    "critique": "nlhf.rewards.CritiqueReward",
+    "exact": "nlhf.critique.scorers.ExactScorer",
+    "lexical": "nlhf.critique.scorers.LexicalScorer",
+    "embedding": "nlhf.critique.scorers.EmbeddingScorer",
+}
+
+
+@dataclass
+class ClassSpec:
+    """A class and its arguments, named in a YAML; built when it is needed, so that nothing heavy is imported early."""
+
+    class_path: str
+    """Import path of the class, or a short name: critique, exact, lexical, embedding."""
+
+    init_args: dict[str, Any] = field(default_factory=dict)
+    """Arguments by name; an argument may itself be a class_path with init_args."""
+
+    def build(self) -> Any:
+        """Import the class and call it.
+
+        Raises:
+            UserError: the class does not exist or does not take these arguments.
+        """
+        cls = self._import()
+        arguments = {name: _built(value) for name, value in self.init_args.items()}
+        parameters = inspect.signature(cls).parameters
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        for name in arguments:
+            if name not in parameters and not open_ended:
+                raise UserError(f"{self.class_path} takes no argument {name!r}; it takes {list(parameters)}.{nearest(name, parameters)}")
+        missing = [p.name for p in parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments]
+        if missing:
+            raise UserError(f"{self.class_path} needs init_args.{missing[0]}")
+        return cls(**arguments)
+
+    def _import(self) -> type:
+        path = ALIASES.get(self.class_path, self.class_path)
+        module_name, _, name = path.rpartition(".")
+        if not module_name:
+            raise UserError(f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}.{nearest(path, ALIASES)}")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            raise UserError(f"class_path {self.class_path!r}: {error}") from None
+        if not hasattr(module, name):
+            raise UserError(f"class_path {self.class_path!r}: {module_name} has no {name!r}.{nearest(name, vars(module))}")
+        return getattr(module, name)
+
+
+def _built(value: Any) -> Any:
+    if isinstance(value, ClassSpec):
+        return value.build()
+    if isinstance(value, dict) and "class_path" in value and set(value) <= {"class_path", "init_args"}:
+        return ClassSpec(value["class_path"], value.get("init_args") or {}).build()
+    return value
+
+
+@dataclass
+class OptimizationConfig:
+    """How weights are updated; names are those of transformers.TrainingArguments."""
+
+    learning_rate: float = 1e-6
+    """Peak learning rate of AdamW."""
+
+    max_steps: int = -1
+    """Optimiser steps; -1 to go by num_train_epochs."""
+
+    num_train_epochs: float = 1.0
+    """Passes over the data, when max_steps is not set."""
+
+    per_device_train_batch_size: int = 8
+    """Sequences that go through the model at once, on each device."""
+
+    gradient_accumulation_steps: int = 1
+    """Such batches in one optimiser step."""
+
+    lr_scheduler_type: str = "constant"
+    """Schedule of the learning rate after the warm-up: constant, linear, cosine."""
+
+    warmup_steps: int = 0
+    """Steps in which the learning rate rises from 0."""
+
+    weight_decay: float = 0.01
+    """AdamW weight decay."""
+
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
+
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+
+    logging_steps: int = 1
+    """Steps between rows of metrics.jsonl."""
+
+    save_steps: int = 100
+    """Steps between checkpoints to resume from."""
+
+    save_total_limit: int = 2
+    """Checkpoints kept; the best model is kept beside them."""
+
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Any other argument of the trainer by its own name, such as fsdp, deepspeed or use_vllm."""
+
+    def __post_init__(self):
+        problems = []
+        if self.learning_rate <= 0:
+            problems.append(f"learning_rate must be positive, got {self.learning_rate}")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            problems.append("set max_steps or num_train_epochs to a positive number")
+        for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
+            if getattr(self, name) < 1:
+                problems.append(f"{name} must be at least 1, got {getattr(self, name)}")
+        if problems:
+            raise UserError("; ".join(problems))
+
+    def arguments(self) -> dict[str, Any]:
+        """These settings as keyword arguments of the trainer's own configuration class; ``extra`` wins."""
+        values = {name: value for name, value in vars(self).items() if name != "extra"}
+        return values | self.extra
+
+
+Order = Literal["random", "both", "given"]
+"""How training shows a pair: A and B exchanged by a seeded coin, both orders, or as in the data."""
+
+
+def check_arguments(extra: dict[str, Any], config_class: type, where: str) -> None:
+    """Make sure that every key of ``extra`` is an argument of the trainer's configuration class.
+
+    Raises:
+        UserError: a key is unknown; the nearest name is offered.
+    """
+    known = inspect.signature(config_class).parameters
+    for name in extra:
+        if name not in known:
+            raise UserError(f"{where}.extra: {config_class.__name__} has no argument {name!r}.{nearest(name, known)}")

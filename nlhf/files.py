@@ -1,0 +1,105 @@
+"""Writing files so that nothing is ever half-written; reading JSON lines so that errors name file and row."""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nlhf.errors import UserError
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """JSON text: other scripts stay readable, and NaN and infinity become null."""
+    return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, **options)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write beside the target and rename, so that readers see the old file or the new one, never a part."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write one JSON document, indented."""
+    write_text(path, to_json(value, indent=2) + "\n")
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Any]) -> None:
+    """Write one JSON document a line."""
+    write_text(path, "".join(to_json(row) + "\n" for row in rows))
+
+
+def append_jsonl(path: str | Path, row: Any) -> None:
+    """Append one JSON document as a line; a torn last line (a killed writer) is closed first.
+
+    The line is one write to a file opened for appending, so that several processes may share the file.
+    """
+    path = Path(path)
+    line = (to_json(row) + "\n").encode("utf-8", "surrogatepass")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            size = os.fstat(handle).st_size
+            if size and os.pread(handle, 1, size - 1) != b"\n":
+                line = b"\n" + line
+            if os.write(handle, line) != len(line):
+                raise UserError(f"cannot write {path}: the disk is full (the last line is torn)")
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def read_jsonl(path: str | Path, skip_torn: bool = False) -> Iterator[tuple[int, Any]]:
+    """The documents of a JSON-lines file with their line numbers, from 1; blank lines are passed over.
+
+    Args:
+        path: The file.
+        skip_torn: Pass over lines that are not JSON (for logs whose writer may have been killed).
+
+    Raises:
+        UserError: the file cannot be read, or a line is not JSON.
+    """
+    try:
+        with Path(path).open("rb") as file:  # decoded line by line: a torn line may end within a character
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    yield number, json.loads(line.decode("utf-8-sig", "surrogatepass"))
+                except json.JSONDecodeError as error:
+                    if not skip_torn:
+                        where = f"{error.msg} at column {error.colno}"
+                        raise UserError(f"{path}:{number}: not valid JSON ({where})") from None
+                except UnicodeDecodeError as error:
+                    if not skip_torn:
+                        where = f"{error.reason} at byte {error.start}"
+                        raise UserError(f"{path}:{number}: not UTF-8 text ({where}); convert it") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None

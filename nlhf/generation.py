@@ -1,0 +1,263 @@
+"""Answer chat prompts with a model: the **Generator** station of the path.
+
+A generator is any class with the method `nlhf.judge.Generator.generate`; this one runs a transformers model in this
+process. A reply depends on its prompt, the sample's index and the seed, never on the batch that it was computed in.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from nlhf.errors import UserError
+from nlhf.formats.base import Message
+from nlhf.judge import Reply
+from nlhf.models import check_tokenizer, render_chat
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass
+class SamplingConfig:
+    """How replies are drawn."""
+
+    max_new_tokens: int = 1024
+    """Longest reply in tokens; a reply that reaches it without ending is marked as truncated."""
+
+    temperature: float = 0.0
+    """0 takes the most likely token (greedy); 1 samples from the model as it is."""
+
+    top_p: float = 1.0
+    """Sample from the most likely tokens that together hold this probability; 1 is all of them."""
+
+    top_k: int = 0
+    """Sample from this many most likely tokens; 0 is all of them."""
+
+    seed: int = 0
+    """Seed of the samples."""
+
+    batch_size: int = 16
+    """Replies computed at once on a device; it changes speed and memory, not the replies."""
+
+    max_prompt_tokens: int | None = None
+    """Refuse prompts longer than this; without it, the model's context window decides."""
+
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Variables of the chat template, for example {enable_thinking: false}."""
+
+    def __post_init__(self):  # noqa: D105
+        problems = []
+        for name in ("max_new_tokens", "batch_size", "max_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                problems.append(f"sampling.{name} must be at least 1, got {value}")
+        if not 0 <= self.temperature < float("inf"):
+            problems.append(f"sampling.temperature must not be negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            problems.append(f"sampling.top_p must lie in (0, 1], got {self.top_p}")
+        if self.top_k < 0:
+            problems.append(f"sampling.top_k must not be negative (0 is all tokens), got {self.top_k}")
+        if problems:
+            raise UserError("; ".join(problems))
+
+
+class TransformersGenerator:
+    """Replies of a transformers causal language model on its own device.
+
+    Args:
+        model: The model; its training mode and generation defaults are restored after every call.
+        tokenizer: Its tokenizer, with a chat template.
+        config: How to sample.
+
+    Raises:
+        UserError: the tokenizer does not fit the model or has no token that ends a turn.
+    """
+
+    def __init__(
+        self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SamplingConfig | None = None
+    ):
+        self.model, self.tokenizer, self.config = model, tokenizer, config or SamplingConfig()
+        check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
+        declared = model.generation_config.eos_token_id
+        declared = declared if isinstance(declared, list) else [declared]
+        self.stop_ids = sorted({i for i in (tokenizer.eos_token_id, *declared) if i is not None})
+        if not self.stop_ids:
+            raise UserError(f"tokenizer {tokenizer.name_or_path!r} has no token that ends a turn (eos_token)")
+        self.pad_id = self.stop_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    def generate(
+        self,
+        prompts: Sequence[list[Message]],
+        samples: int = 1,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[list[Reply]]:
+        """See `nlhf.judge.Generator`. ``Reply.tokens`` leaves out the token that ends the turn.
+
+        Raises:
+            UserError: prompts that are too long are counted and refused; they are never cut.
+        """
+        if samples < 1:
+            raise UserError(f"samples must be at least 1, got {samples}")
+        prompt_ids = [render_chat(self.tokenizer, m, **self.config.chat_template_kwargs) for m in prompts]
+        self._check_lengths([len(ids) for ids in prompt_ids])
+        drawn = samples if self.config.temperature > 0 else 1  # greedy replies to one prompt are all the same
+        # Longest first: neighbours need little padding, and a batch that does not fit into memory fails at once.
+        rows = sorted(
+            ((i, k) for i in range(len(prompts)) for k in range(drawn)), key=lambda row: (-len(prompt_ids[row[0]]), row)
+        )
+        replies: list[dict[int, Reply]] = [{} for _ in prompts]
+        with _inference(self.model):
+            for start in range(0, len(rows), self.config.batch_size):
+                batch = rows[start : start + self.config.batch_size]
+                for (i, k), reply in zip(batch, self._generate_batch(prompt_ids, batch), strict=True):
+                    replies[i][k] = reply
+                if progress:
+                    progress(sum(k == drawn - 1 for _, k in batch))  # a prompt's last sample is computed last
+        return [[group[k % drawn] for k in range(samples)] for group in replies]
+
+    def _check_lengths(self, lengths: list[int]) -> None:
+        window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        limits = []
+        if self.config.max_prompt_tokens is not None:
+            limits.append((self.config.max_prompt_tokens, "sampling.max_prompt_tokens"))
+        if window is not None:
+            room = window - self.config.max_new_tokens
+            limits.append((room, f"the model's context of {window} less sampling.max_new_tokens {self.config.max_new_tokens}"))
+        for limit, reason in limits:
+            if too_long := [n for n in lengths if n > limit]:
+                raise UserError(
+                    f"{len(too_long)} of {len(lengths)} prompts are longer than {limit} tokens ({reason}); the longest has "
+                    f"{max(too_long)}; raise or lower the setting, or leave these pairs out"
+                )
+
+    def _generate_batch(self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]]) -> list[Reply]:
+        """One reply to each row, a prompt's index and a sample's index."""
+        unique = list(dict.fromkeys(i for i, _ in rows))
+        width = max(len(prompt_ids[i]) for i in unique)
+        padded = [[self.pad_id] * (width - len(prompt_ids[i])) + prompt_ids[i] for i in unique]
+        mask = [[0] * (width - len(prompt_ids[i])) + [1] * len(prompt_ids[i]) for i in unique]
+        device = self.model.get_input_embeddings().weight.device
+        ids, attention = torch.tensor(padded, device=device), torch.tensor(mask, device=device)
+        repeats = torch.tensor([unique.index(i) for i, _ in rows], device=device)
+        output = self.model.generate(
+            input_ids=ids[repeats],
+            attention_mask=attention[repeats],
+            past_key_values=self._shared_prefill(ids, attention, repeats),
+            generation_config=GenerationConfig(
+                max_new_tokens=self.config.max_new_tokens,
+                do_sample=False,  # sampling is the largest of logits plus noise, see GumbelNoise
+                eos_token_id=self.stop_ids,
+                pad_token_id=self.pad_id,
+                use_cache=True,
+                disable_compile=True,
+            ),
+            logits_processor=self._processors(prompt_ids, rows, width),
+        )
+        return [self._reply(tokens) for tokens in output[:, width:].tolist()]
+
+    def _shared_prefill(self, ids: torch.Tensor, attention: torch.Tensor, repeats: torch.Tensor) -> DynamicCache | None:
+        """Read each prompt once for all its samples: keys and values of all tokens but the last, one row a reply."""
+        if len(repeats) == len(ids) or ids.shape[1] < 2:
+            return None
+        cache = DynamicCache(config=self.model.config)
+        positions = (attention.cumsum(-1) - 1).clamp(min=0)[:, :-1]
+        self.model(
+            input_ids=ids[:, :-1],
+            attention_mask=attention[:, :-1],
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache.reorder_cache(repeats)
+        return cache
+
+    def _processors(self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], width: int) -> LogitsProcessorList:
+        config, processors = self.config, LogitsProcessorList()
+        if config.temperature == 0:
+            return processors
+        processors.append(TemperatureLogitsWarper(float(config.temperature)))
+        if config.top_k:
+            processors.append(TopKLogitsWarper(config.top_k))
+        if config.top_p < 1:
+            processors.append(TopPLogitsWarper(config.top_p))
+        processors.append(GumbelNoise([_stream(config.seed, prompt_ids[i], k) for i, k in rows], width))
+        return processors
+
+    def _reply(self, tokens: list[int]) -> Reply:
+        end = next((n for n, token in enumerate(tokens) if token in self.stop_ids), None)
+        text = self.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return Reply(text, truncated=end is None, tokens=len(tokens) if end is None else end)
+
+
+@contextmanager
+def _inference(model: "PreTrainedModel") -> Iterator[None]:
+    """Evaluation mode without gradients, and without the sampling defaults that came with the checkpoint."""
+    training, defaults = model.training, model.generation_config
+    model.eval()
+    model.generation_config = GenerationConfig()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        model.generation_config = defaults
+        model.train(training)
+
+
+def _stream(seed: int, prompt_ids: Sequence[int], sample: int) -> int:
+    """The 64-bit key of one reply's noise."""
+    digest = hashlib.sha256(json.dumps([seed, sample, list(prompt_ids)]).encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+class GumbelNoise(LogitsProcessor):
+    """Add standard Gumbel noise, so that the largest score is a sample from the softmax (the Gumbel-max trick).
+
+    The noise is a function of the row's key, the position and the token alone, without a generator's state: the outputs
+    of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) at index ``position * vocabulary + token``.
+
+    Args:
+        streams: A 64-bit key for each row.
+        width: Length of the padded prompts; position 0 is the first new token.
+    """
+
+    _GAMMA = 0x9E3779B97F4A7C15 - 2**64
+
+    def __init__(self, streams: Sequence[int], width: int):
+        self.streams, self.width = torch.tensor(streams), width
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Scores [rows, vocabulary] with noise; a score of minus infinity stays out of reach."""
+        rows, vocabulary = scores.shape
+        first = (input_ids.shape[1] - self.width) * vocabulary + 1
+        index = torch.arange(first, first + vocabulary, device=scores.device)
+        bits = _mix(self.streams.to(scores.device)[:, None] + index * self._GAMMA)
+        # u from 63 bits as a float keeps its precision near 0, where the largest noise, which decides, comes from.
+        u = (_shift(bits, 1).float() + 0.5) * 2.0**-63
+        return scores.float() - torch.log(-torch.log1p(-u))
+
+
+def _mix(z: torch.Tensor) -> torch.Tensor:
+    """The finaliser of SplitMix64 on int64, whose products wrap as the unsigned ones do."""
+    z = (z ^ _shift(z, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    z = (z ^ _shift(z, 27)) * (0x94D049BB133111EB - 2**64)
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
+    """Logical right shift of int64 (torch's own copies the sign)."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,449 @@
+"""One page about one judge or several: figures with counts and intervals, plots, and the judgements themselves.
+
+Station of the path: metrics -> **report**. The page is a single HTML file that needs nothing else: it opens from a disk,
+without a network. Everything that a model or a data set wrote passes through Jinja's autoescape and shows as text.
+"""
+
+import functools
+import io
+import random
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from markupsafe import Markup
+
+from nlhf.critique.arguments import Argument, reference_sets
+from nlhf.errors import UserError
+from nlhf.ledger import format_metric
+from nlhf.metrics import Difference, Metric, Record, compare, definitions
+from nlhf.pairs import Pair
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from nlhf.evaluate import Run
+
+MAX_JUDGEMENTS = 400
+MAX_CHARACTERS = 12_000
+_ASSETS = Path(__file__).parent / "assets" / "report"
+_TRUNCATION_WARNING = 0.2
+_HEADLINE = (
+    "accuracy",
+    "accuracy_parsed",
+    "parse_rate",
+    "position_consistency",
+    "critique_f1",
+    "wrong_critique_rate",
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report as a self-contained HTML page and as markdown."""
+
+    html: str
+    markdown: str
+
+
+def build_report(runs: Sequence["Run"], max_judgements: int = MAX_JUDGEMENTS, seed: int = 0) -> Page:
+    """Report one run, or compare several with the first of them.
+
+    Args:
+        runs: Evaluated runs, the baseline first.
+        max_judgements: At most this many judgements are shown (whole pairs, chosen by seed; the page says so).
+        seed: Of that choice.
+
+    Raises:
+        UserError: the runs were not measured on the same pairs, or differ in what counts as a wrong critique.
+    """
+    names = _names(runs)
+    threshold = _common_threshold(runs)
+    differences = {
+        name: compare(runs[0].records, run.records, threshold, run.config["resamples"], run.config["seed"])
+        for name, run in list(zip(names, runs, strict=True))[1:]
+    }
+    chosen = _choose(runs, max_judgements, seed)
+    context = {
+        "title": names[0] if len(runs) == 1 else f"{len(runs)} judges compared",
+        "runs": [_facts(name, run) for name, run in zip(names, runs, strict=True)],
+        "conventions": _conventions(runs),
+        "warnings": [w for name, run in zip(names, runs, strict=True) for w in _warnings(name, run)],
+        "figures": _figure_rows(runs, threshold),
+        "differences": _difference_rows(differences, threshold),
+        "baseline": names[0],
+        "subsets": _subset_tables(names, runs),
+    }
+    html = _template("report.html.jinja").render(
+        **context,
+        css=Markup((_ASSETS / "report.css").read_text(encoding="utf-8")),
+        js=Markup((_ASSETS / "report.js").read_text(encoding="utf-8")),
+        plots=_plots(names, runs, threshold),
+        cards=[_card(name, run, record) for name, run, record in _in_reading_order(names, runs, chosen)],
+        shown_pairs=len(chosen),
+        all_pairs=len(runs[0].pairs),
+        all_judgements=sum(len(run.records) for run in runs),
+    )
+    return Page(html=html, markdown=_template("report.md.jinja").render(**context))
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_ASSETS),
+        autoescape=name.endswith(".html.jinja"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["clip"] = _clip
+    environment.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())
+    return environment.get_template(name)
+
+
+def _clip(text: str) -> str:
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    return f"{text[:MAX_CHARACTERS]}\n… ({len(text) - MAX_CHARACTERS} more characters)"
+
+
+# ------------------------------------------------------------------------------------------------------------- header
+
+
+def _names(runs: Sequence["Run"]) -> list[str]:
+    """The runs' names, or their folders where two runs share a name."""
+    if not runs:
+        raise UserError("report: there is no run to report")
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def _common_threshold(runs: Sequence["Run"]) -> float:
+    thresholds = {run.config["wrong_critique_threshold"] for run in runs}
+    if len(thresholds) > 1:
+        raise UserError(
+            f"the runs differ in wrong_critique_threshold ({sorted(thresholds)}); evaluate them with the same"
+        )
+    return thresholds.pop()
+
+
+def _facts(name: str, run: "Run") -> dict[str, Any]:
+    data, scorer, environment = run.config["data"], run.config["scorer"], run.environment
+    dirty = " with local changes" if environment.get("dirty") else ""
+    sampling = ", ".join(f"{k} {v}" for k, v in run.config["sampling"].items() if v is not None)
+    return {
+        "name": name,
+        "rows": {
+            "Model": _with_hash(_model_name(run), run.manifest.get("model_hash")),
+            "Data": _with_hash(f"{data['source']}, split {data['split']}", run.manifest.get("data_hash")),
+            "Format": _with_hash(run.config["format"], run.manifest["judge"]["prompt_hash"]),
+            "Sampling": sampling,
+            "Scorer": "none" if scorer is None else _scorer_name(scorer),
+            "Version": f"nlhf {environment.get('nlhf')}, commit {environment.get('commit') or 'unknown'}{dirty}",
+            "Time": environment.get("time", "unknown"),
+        },
+    }
+
+
+def _model_name(run: "Run") -> str:
+    return str(run.config["model"]["name"])
+
+
+def _with_hash(text: str, digest: str | None) -> str:
+    return f"{text} ({digest})" if digest else text
+
+
+def _scorer_name(scorer: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{k} {v}" for k, v in scorer["init_args"].items())
+    return f"{scorer['class_path']} ({arguments})" if arguments else scorer["class_path"]
+
+
+def _conventions(runs: Sequence["Run"]) -> list[tuple[str, str]]:
+    """What a reader must know to compare these figures with others: ties, averaging, n, orders, intervals."""
+    run = runs[0]
+    orders = {"both": "both", "AB": "AB only (as in the data)", "BA": "BA only (exchanged)"}[run.config["orders"]]
+    samples = run.config["samples"]
+    clusters = len({r.cluster for r in run.records})
+    ties = run.metrics["tie_labels"]
+    tie_policy = "a pair labelled a tie is right only if the verdict is a tie"
+    if not run.manifest["judge"]["ties"]:
+        tie_policy += f"; this format cannot say so, which concerns {ties.k} of {ties.n} judgements"
+    return [
+        ("n", f"{len(run.pairs)} pairs, {len(run.records)} judgements a run"),
+        ("Orders", f"{orders}; {samples} repl{'y' if samples == 1 else 'ies'} to each prompt"),
+        ("Averaging", "every judgement counts once, over all pairs, orders and samples"),
+        ("Ties", tie_policy),
+        ("No verdict", "not right in Accuracy, left out of Accuracy, parsed; never a tie"),
+        (
+            "Intervals",
+            f"95 % percentile bootstrap, {run.config['resamples']} resamples of {clusters} clusters (a cluster holds all "
+            "judgements of a pair, or of the pairs of one group)",
+        ),
+    ]
+
+
+def _warnings(name: str, run: "Run") -> list[str]:
+    found = []
+    truncated, failures = run.metrics["truncation_rate"], run.metrics["scorer_failures"]
+    if truncated.n and truncated.value > _TRUNCATION_WARNING:
+        found.append(
+            f"{name}: {format_metric(truncated)} of the replies were cut off by the token limit and have no verdict; "
+            "raise sampling.max_new_tokens."
+        )
+    if failures.k:
+        found.append(f"{name}: {failures.k} of {failures.n} critiques could not be scored and are left out.")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def _figure_rows(runs: Sequence["Run"], threshold: float) -> list[dict[str, Any]]:
+    rows = []
+    for name, definition in definitions(threshold).items():
+        metrics = [run.metrics[name] for run in runs]
+        if any(m.n for m in metrics):
+            cells = [format_metric(m, definition.rate) for m in metrics]
+            rows.append({"title": definition.title, "meaning": definition.meaning, "cells": cells})
+    return rows
+
+
+def _difference_rows(
+    differences: Mapping[str, Mapping[str, Difference]], threshold: float
+) -> list[dict[str, Any]]:
+    """One row for each figure and run; ``verdict`` says whether the interval excludes 0, and in whose favour."""
+    rows = []
+    for name, definition in definitions(threshold).items():
+        for run, found in differences.items():
+            difference = found[name]
+            if difference.value is not None:
+                rows.append(
+                    {
+                        "title": definition.title,
+                        "run": run,
+                        "text": _difference_text(difference, definition.rate),
+                        "verdict": _direction(difference, definition.better),
+                    }
+                )
+    return rows
+
+
+def _difference_text(difference: Difference, rate: bool) -> str:
+    scale, unit = (100, " points") if rate else (1, "")
+    text = f"{scale * difference.value:+.1f}{unit}"
+    if difference.low is not None:
+        text += f" [{scale * difference.low:+.1f}, {scale * difference.high:+.1f}]"
+    return text
+
+
+def _direction(difference: Difference, better: int) -> str:
+    if difference.low is None or difference.low <= 0 <= difference.high:
+        return "unclear"
+    if not better:
+        return "differs"
+    return "better" if difference.value * better > 0 else "worse"
+
+
+def _subset_tables(names: Sequence[str], runs: Sequence["Run"]) -> list[dict[str, Any]]:
+    titles = definitions()
+    tables = []
+    for name, run in zip(names, runs, strict=True):
+        if run.evaluation.subsets:
+            columns = [m for m in _HEADLINE if run.metrics[m].n]
+            rows = [
+                {"subset": subset or "(none)", "cells": [format_metric(found[m]) for m in columns]}
+                for subset, found in run.evaluation.subsets.items()
+            ]
+            tables.append({"run": name, "columns": [titles[m].title for m in columns], "rows": rows})
+    return tables
+
+
+# -------------------------------------------------------------------------------------------------------------- plots
+
+# matplotlib gets a colour of its own for each role, which the SVG then trades for the page's: so one drawing serves
+# dark and light. The palette is Okabe and Ito's, told apart also by the colour-blind.
+_INK = "#010203"
+_SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+
+
+def _plots(names: Sequence[str], runs: Sequence["Run"], threshold: float) -> list[dict[str, Any]]:
+    figures = definitions(threshold)
+    headline = [m for m in _HEADLINE if any(run.metrics[m].n for run in runs)]
+    slots = [m for m in ("accuracy_slot_a", "accuracy_slot_b") if any(run.metrics[m].n for run in runs)]
+    plots = [
+        {
+            "title": "Figures with 95 % intervals",
+            "svg": _interval_plot(names, [[run.metrics[m] for m in headline] for run in runs], _titles(figures, headline)),
+        }
+    ]
+    if slots:
+        plots.append(
+            {
+                "title": "Accuracy by the slot of the better response",
+                "svg": _interval_plot(names, [[run.metrics[m] for m in slots] for run in runs], ["slot A", "slot B"][: len(slots)]),
+            }
+        )
+    scored = [[r.scored.f1 for r in run.records if r.scored] for run in runs]
+    if any(scored):
+        plots.append({"title": "Distribution of critique F1", "svg": _f1_plot(names, scored, threshold)})
+    return plots
+
+
+def _titles(figures: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [figures[name].title for name in names]
+
+
+def _interval_plot(names: Sequence[str], metrics: Sequence[Sequence[Metric]], titles: Sequence[str]) -> Markup:
+    """A dot and its interval for each figure, runs side by side."""
+    figure, axes = _new_figure(height=0.6 + 0.42 * len(titles) + 0.14 * len(titles) * (len(names) - 1))
+    for k, (name, row) in enumerate(zip(names, metrics, strict=True)):
+        offset = (k - (len(names) - 1) / 2) * 0.7 / max(len(names), 2)
+        for i, metric in enumerate(row):
+            if metric.value is None:
+                continue
+            color = _SERIES[k % len(_SERIES)]
+            if metric.low is not None:
+                axes.plot([metric.low, metric.high], [i + offset] * 2, color=color, linewidth=2, solid_capstyle="round")
+            axes.plot([metric.value], [i + offset], "o", color=color, markersize=6, label=name if i == 0 else None)
+    axes.set_yticks(range(len(titles)), titles)
+    axes.set_ylim(len(titles) - 0.5, -0.5)
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    axes.axvline(0.5, color=_INK, alpha=0.35, linewidth=1, linestyle=(0, (2, 3)))
+    axes.grid(axis="x", color=_INK, alpha=0.12, linewidth=0.8)
+    return _svg(figure, axes, len(names))
+
+
+def _f1_plot(names: Sequence[str], scores: Sequence[Sequence[float]], threshold: float) -> Markup:
+    figure, axes = _new_figure(height=2.4)
+    for k, values in enumerate(scores):
+        if values:
+            shares = [1 / len(values)] * len(values)
+            axes.hist(
+                values,
+                bins=[i / 20 for i in range(21)],
+                weights=shares,
+                histtype="stepfilled" if len(names) == 1 else "step",
+                color=_SERIES[k % len(_SERIES)],
+                linewidth=1.8,
+                label=names[k],
+            )
+    axes.axvline(threshold, color=_INK, alpha=0.5, linewidth=1, linestyle=(0, (2, 3)))
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlabel(f"F1 with the human critique (below {threshold:g}: wrong critique)")
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+    axes.grid(axis="y", color=_INK, alpha=0.12, linewidth=0.8)
+    return _svg(figure, axes, len(names))
+
+
+def _new_figure(height: float) -> tuple["Figure", Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axisbelow(True)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(length=0, colors=_INK)
+    return figure, axes
+
+
+def _svg(figure: "Figure", axes: Any, n_series: int) -> Markup:
+    """The figure as inline SVG in the page's own colours and fonts."""
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    if n_series > 1:
+        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, labelcolor=_INK)
+    axes.xaxis.label.set_color(_INK)
+    buffer = io.StringIO()
+    # Text stays text: the reader's font, selectable, and escaped by the back end (names of runs are user input).
+    options = {"svg.fonttype": "none", "svg.hashsalt": "nlhf", "font.family": ["sans-serif"], "text.parse_math": False}
+    with matplotlib.rc_context(options):
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+    drawing = buffer.getvalue()
+    drawing = drawing[drawing.index("<svg") :]
+    drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r'<g id="[^"]*">', "<g>", drawing)  # ids of groups would repeat from plot to plot
+    drawing = re.sub(r"<path d=\"[^\"]*\" style=\"fill: #ffffff\"/>", "", drawing)  # backgrounds
+    drawing = drawing.replace(_INK, "currentColor")
+    for k, color in enumerate(_SERIES):
+        drawing = drawing.replace(color, f"var(--series-{k})")
+    return Markup(drawing)
+
+
+# --------------------------------------------------------------------------------------------------------- judgements
+
+
+def _choose(runs: Sequence["Run"], limit: int, seed: int) -> list[str]:
+    """Pairs to show, in the data's order: all of them if their judgements fit, else a seeded choice."""
+    counts: dict[str, int] = defaultdict(int)
+    for run in runs:
+        for record in run.records:
+            counts[record.pair_id] += 1
+    order = list(counts)
+    random.Random(seed).shuffle(order)
+    chosen, total = set(), 0
+    for pair_id in order:
+        total += counts[pair_id]
+        if total > limit and chosen:
+            break
+        chosen.add(pair_id)
+    return [pair_id for pair_id in counts if pair_id in chosen]
+
+
+def _in_reading_order(
+    names: Sequence[str], runs: Sequence["Run"], chosen: Sequence[str]
+) -> list[tuple[str, "Run", Record]]:
+    by_pair: dict[str, list[tuple[str, Run, Record]]] = defaultdict(list)
+    for name, run in zip(names, runs, strict=True):
+        for record in run.records:
+            by_pair[record.pair_id].append((name, run, record))
+    return [entry for pair_id in chosen for entry in by_pair[pair_id]]
+
+
+def _card(name: str, run: "Run", record: Record) -> dict[str, Any]:
+    """A judgement as it is shown: the pair in the order that the judge saw."""
+    pair = run.pairs[record.pair_id]
+    pair = pair if record.order == "AB" else pair.swap()
+    state = "unlabelled" if record.label is None else "right" if record.correct else "wrong"
+    state = "unparsed" if record.verdict is None else state
+    return {
+        "run": name,
+        "record": record,
+        "pair": pair,
+        "label": pair.label,
+        "state": state,
+        "flipped": _flipped(run, record),
+        "lucky": state == "right" and record.scored is not None and record.scored.f1 < run.config["wrong_critique_threshold"],
+        "generated": _marked([] if record.match is None else record.match.generated, record, 0),
+        "reference": _marked([] if record.match is None else record.match.reference, record, 1),
+        "humans": [] if record.match is not None else reference_sets(pair),
+    }
+
+
+def _flipped(run: "Run", record: Record) -> bool:
+    twin = _winners(run).get((record.pair_id, "BA" if record.order == "AB" else "AB", record.sample))
+    return record.winner is not None and twin is not None and record.winner != twin
+
+
+_cache: dict[int, dict] = {}
+
+
+def _winners(run: "Run") -> dict:
+    return {r.key: r.winner for r in run.records}
+
+
+def _marked(arguments: Sequence[Argument], record: Record, side: int) -> list[dict[str, Any]]:
+    """Arguments with the number of their match, shared by both sides of it; None where nothing matches."""
+    number = {match[side]: n for n, match in enumerate(record.match.matched, start=1)} if record.match else {}
+    return [{"text": str(a), "match": number.get(i)} for i, a in enumerate(arguments)]
+
+
+def pair_text(pair: Pair) -> str:
+    """The conversation of a pair as plain text."""
+    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in pair.context)

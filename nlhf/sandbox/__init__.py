@@ -1,0 +1,1 @@
+"""The sandbox: a small world with known truth in which every method trains in about a minute on a laptop."""

@@ -27,7 +27,7 @@ help: ## List the targets
 install: $(STAMP) ## Make .venv and install the project, its tools and the small models
 
 quickstart: $(STAMP) ## Run the built-in example from end to end
-	$(BIN)/nlhf suite experiments/sandbox/quickstart.yaml
+	$(BIN)/nlhf suite --config experiments/sandbox/quickstart.yaml
 
 # Two test processes with one thread each: threads of two processes would only fight over the cores.
 test: lint ## Check style, then run the tests (ARGS=... for pytest)

@@ -1,7 +1,8 @@
 """Memory and tokens of a training run, estimated from the model's configuration before the **trainer** station starts.
 
-Nothing is loaded: parameters are counted on the meta device, and the rest is arithmetic that fits on one page. All sizes
-are bytes on one device. It is an estimate: allocator waste, communication buffers and kernels' workspaces are left out.
+Nothing is loaded: parameters are counted on the meta device, and the rest is arithmetic that fits on one page. All
+sizes are bytes on one device. It is an estimate: allocator waste, communication buffers and kernels' workspaces are
+left out.
 """
 
 from dataclasses import dataclass, field
@@ -67,7 +68,7 @@ class Workload:
     device_memory: int | None = None
     """Bytes of one device, to warn before they run out."""
 
-    def __post_init__(self):  # noqa: D105
+    def __post_init__(self):
         for name in ("completion_tokens", "per_device_batch", "gradient_accumulation", "steps", "processes"):
             if getattr(self, name) < 1:
                 raise UserError(f"budget: {name} must be at least 1, got {getattr(self, name)}")
@@ -133,7 +134,9 @@ class Budget:
         """A table to print; ``str(budget)`` is the same as plain text."""
         from rich.table import Table
 
-        caption = "\n".join(["an estimate, without allocator waste and buffers", *(f"warning: {w}" for w in self.warnings)])
+        caption = "\n".join(
+            ["an estimate, without allocator waste and buffers", *(f"warning: {w}" for w in self.warnings)]
+        )
         table = Table(title="budget per device", caption=caption, caption_justify="left")
         table.add_column("what")
         table.add_column("size", justify="right")
@@ -160,8 +163,8 @@ def estimate(config: "PretrainedConfig", work: Workload) -> Budget:
 
     Sizes on one device, with N parameters, T of them trained, on P processes:
 
-    - weights N w, gradients T w, where w is 4 or 2 bytes; optimiser 8 T, and 4 T for the float32 copy of 16-bit weights:
-      16 bytes a parameter either way (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1);
+    - weights N w, gradients T w, where w is 4 or 2 bytes; optimiser 8 T, and 4 T for the float32 copy of 16-bit
+      weights: 16 bytes a parameter either way (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1);
     - reference N c, where c is the size of the compute dtype; the KV cache 2 L k d c for each token of each row;
     - activations: see `activation_elements`; logits B C V, 4 bytes each, twice.
 
@@ -201,7 +204,7 @@ def estimate(config: "PretrainedConfig", work: Workload) -> Budget:
 
 
 def count_parameters(config: "PretrainedConfig") -> int:
-    """Number of parameters of the causal language model of this configuration, shared ones once; no weights are made."""
+    """Parameters of the causal language model of this configuration, shared ones once; no weights are made."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -214,14 +217,16 @@ def count_parameters(config: "PretrainedConfig") -> int:
 def activation_elements(text: "PretrainedConfig", checkpointing: bool) -> int:
     """Numbers a token that the backward pass of a decoder needs, over all layers.
 
-    In a layer with hidden size h, attention width a = heads x head size, key/value width k, and MLP width f (the sum over
-    a token's experts): the inputs and outputs of two norms and the residual, 5 h; queries, keys and values before and
-    after their rotation, and the attention's output, 3 a + 3 k; gate, up, activation and product of the MLP, 4 f. Fused
-    attention keeps no matrix of scores. The method is that of Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1).
-    With checkpointing each layer keeps its input, h, and one layer at a time is whole.
+    In a layer with hidden size h, attention width a = heads x head size, key/value width k, and MLP width f (summed
+    over a token's experts): inputs and outputs of two norms and a residual, 5 h; queries and keys before and after
+    their rotation, values, and the attention's output, 3 a + 3 k; gate, up, activation and product of the MLP, 4 f.
+    Fused attention keeps no matrix of scores. The method is that of Korthikanti et al. 2022 (arXiv 2205.05198,
+    section 4.1). With checkpointing each layer keeps its input, h, and one layer at a time is whole.
     """
     experts = getattr(text, "num_experts_per_tok", None)
-    width = getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    width = (
+        getattr(text, "moe_intermediate_size", None) or getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    )
     mlp = width * (experts or 1)
     attention = text.num_attention_heads * _head_size(text)
     layer = 5 * text.hidden_size + 3 * attention + 3 * _kv_width(text) + 4 * mlp

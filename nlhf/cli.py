@@ -4,12 +4,14 @@ A verb is a function; its signature is its command line and its YAML (jsonargpar
 """
 
 import importlib
+import inspect
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from nlhf import __version__
+from nlhf.config import ClassSpec
 from nlhf.errors import UserError, nearest
 
 Verbs = dict[str, tuple[str, str]]
@@ -55,19 +57,39 @@ def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = V
 
 def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
-    module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    function = _load(target)
     parser = make_parser(function, prog)
-    values = parser.parse_args(list(arguments))
+    if arguments and not arguments[0].startswith("-"):  # a bare word is the verb's first parameter: nlhf data check FILE
+        first = next(iter(inspect.signature(function).parameters))
+        arguments = [f"--{first}", *arguments]
+    return _call(function, parser, parser.parse_args(list(arguments)))
+
+
+def call(target: str, prog: str, values: dict[str, Any]) -> Any:
+    """Call a verb with a configuration given as nested dicts, checked exactly as a YAML would be."""
+    function = _load(target)
+    parser = make_parser(function, prog)
+    return _call(function, parser, parser.parse_object(values))
+
+
+def _load(target: str) -> Any:
+    module, _, name = target.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _call(function: Any, parser: Any, values: Any) -> Any:
     values.pop("config", None)
-    return function(**_instantiate(parser, values))
+    return function(**vars(parser.instantiate(values)))
 
 
 def make_parser(function: Any, prog: str) -> Any:
     """The jsonargparse parser of a verb; its errors are `UserError`."""
     from jsonargparse import ArgumentParser, set_parsing_settings
+    from jsonargparse.typing import register_type
 
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    # jsonargparse would import and build a class named by class_path while parsing; we build it when it is needed.
+    register_type(ClassSpec, ClassSpec.to_dict, ClassSpec.from_dict, fail_already_registered=False)
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> None:
@@ -79,12 +101,8 @@ def make_parser(function: Any, prog: str) -> Any:
     return parser
 
 
-def _instantiate(parser: Any, values: Any) -> dict[str, Any]:
-    return vars(parser.instantiate_classes(values)) if not isinstance(values, dict) else values
-
-
 def _tidy(message: str, parser: Any) -> str:
-    """jsonargparse's message without its decoration, and with the nearest name for a misspelt key."""
+    """Jsonargparse's message without its decoration, and with the nearest name for a misspelt key."""
     import re
 
     message = " ".join(str(message).split())

@@ -26,6 +26,7 @@ from nlhf.training import (
     Validation,
     ValidationConfig,
     Watch,
+    announce_budget,
     put_in_order,
     run_trainer,
     setup_logging,
@@ -99,10 +100,8 @@ def cold_start(
             f"sft.per_device_train_batch_size is {sft.per_device_train_batch_size}, but order: both needs an even number "
             "so that both orders of a pair share a batch"
         )
+    announce_budget(model, sft, len(pairs), 0, sft.max_length, generates=False, reference=False)
     if dry_run:
-        from nlhf.budget import print_training_budget
-
-        print_training_budget(model, sft, len(pairs), sequences=1)
         return Path(out)
 
     import torch
@@ -156,7 +155,9 @@ def tokenize(
         weights = [0.0] * len(prompt) + [1.0] * len(reasons) + [sft.verdict_weight] * len(verdict)
         rows.append({"input_ids": ids, "weights": weights})
     if dropped:
-        logger.warning("left out %d of %d rows longer than sft.max_length = %d tokens", dropped, len(pairs), sft.max_length)
+        logger.warning(
+            "left out %d of %d rows longer than sft.max_length = %d tokens", dropped, len(pairs), sft.max_length
+        )
     return rows, dropped
 
 
@@ -208,7 +209,9 @@ def make_trainer(
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             weights = inputs.pop("weights")[:, 1:]
             outputs = model(**inputs)
-            losses = F.cross_entropy(outputs.logits[:, :-1].float().transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none")
+            losses = F.cross_entropy(
+                outputs.logits[:, :-1].float().transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none"
+            )
             total = weights.sum() if num_items_in_batch is None else num_items_in_batch
             # Data parallelism averages gradients over processes; the divisor is the sum over all of them.
             loss = (losses * weights).sum() / total * self.accelerator.num_processes
@@ -219,7 +222,9 @@ def make_trainer(
         pad = tokenizer.pad_token_id
         return {
             "input_ids": torch.tensor([r["input_ids"] + [pad] * (width - len(r["input_ids"])) for r in batch]),
-            "attention_mask": torch.tensor([[1] * len(r["input_ids"]) + [0] * (width - len(r["input_ids"])) for r in batch]),
+            "attention_mask": torch.tensor(
+                [[1] * len(r["input_ids"]) + [0] * (width - len(r["input_ids"])) for r in batch]
+            ),
             "weights": torch.tensor([r["weights"] + [0.0] * (width - len(r["weights"])) for r in batch]),
         }
 

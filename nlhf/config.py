@@ -26,6 +26,25 @@ class ClassSpec:
     init_args: dict[str, Any] = field(default_factory=dict)
     """Arguments by name; an argument may itself be a class_path with init_args."""
 
+    @classmethod
+    def from_dict(cls, value: Any) -> "ClassSpec":
+        """Read what a YAML says: ``{class_path, init_args}``, or the class path alone.
+
+        Raises:
+            ValueError: it is neither.
+        """
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        if not isinstance(value, dict) or "class_path" not in value or not set(value) <= {"class_path", "init_args"}:
+            raise ValueError("expected a class_path, alone or with init_args")
+        return cls(value["class_path"], dict(value.get("init_args") or {}))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The inverse of `from_dict`."""
+        return {"class_path": self.class_path, "init_args": self.init_args}
+
     def build(self) -> Any:
         """Import the class and call it.
 
@@ -38,8 +57,14 @@ class ClassSpec:
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for name in arguments:
             if name not in parameters and not open_ended:
-                raise UserError(f"{self.class_path} takes no argument {name!r}; it takes {list(parameters)}.{nearest(name, parameters)}")
-        missing = [p.name for p in parameters.values() if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments]
+                raise UserError(
+                    f"{self.class_path} takes no argument {name!r}; it takes {list(parameters)}.{nearest(name, parameters)}"
+                )
+        missing = [
+            p.name
+            for p in parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
+        ]
         if missing:
             raise UserError(f"{self.class_path} needs init_args.{missing[0]}")
         return cls(**arguments)
@@ -48,21 +73,25 @@ class ClassSpec:
         path = ALIASES.get(self.class_path, self.class_path)
         module_name, _, name = path.rpartition(".")
         if not module_name:
-            raise UserError(f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}.{nearest(path, ALIASES)}")
+            raise UserError(
+                f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}.{nearest(path, ALIASES)}"
+            )
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             raise UserError(f"class_path {self.class_path!r}: {error}") from None
         if not hasattr(module, name):
-            raise UserError(f"class_path {self.class_path!r}: {module_name} has no {name!r}.{nearest(name, vars(module))}")
+            raise UserError(
+                f"class_path {self.class_path!r}: {module_name} has no {name!r}.{nearest(name, vars(module))}"
+            )
         return getattr(module, name)
 
 
 def _built(value: Any) -> Any:
     if isinstance(value, ClassSpec):
         return value.build()
-    if isinstance(value, dict) and "class_path" in value and set(value) <= {"class_path", "init_args"}:
-        return ClassSpec(value["class_path"], value.get("init_args") or {}).build()
+    if isinstance(value, dict) and "class_path" in value:
+        return ClassSpec.from_dict(value).build()
     return value
 
 

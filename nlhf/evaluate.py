@@ -1,72 +1,43 @@
-"""Judge a data set and say how good the judge is; `evaluate` and `report` are the verbs.
+"""Judge a data set and say how good the judge is: the verb `evaluate`.
 
-Station of the path: Pair -> ... -> Verdict -> **metrics -> report**. `evaluate_judge` is the core, for Python and for
-training; `evaluate` wraps it in a run folder. Every figure is derived from ``judgements.jsonl``: `load_run` reads it
-back.
+Station of the path: Pair -> ... -> Verdict -> **metrics -> report**. `evaluate_judge` is the core, for use from Python;
+`evaluate` wraps it in a run folder.
 """
 
 import itertools
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
+
+from tqdm import tqdm
 
 from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
-from nlhf.files import append_jsonl, read_jsonl, write_json, write_jsonl, write_text
+from nlhf.files import append_jsonl, write_json, write_jsonl
 from nlhf.formats import JudgeFormat, get_format
 from nlhf.generation import SamplingConfig
 from nlhf.judge import ORDERS, Generator, Judge, Judgement, Order
-from nlhf.metrics import (
-    RESAMPLES,
-    WRONG_CRITIQUE_THRESHOLD,
-    Metric,
-    Record,
-    compute,
-    compute_by_subset,
-)
+from nlhf.ledger import LedgerRow, append, format_metric
+from nlhf.metrics import RESAMPLES, TRUNCATION_LIMIT, WRONG_CRITIQUE_THRESHOLD, Metric, Record, definitions
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
-from nlhf.runs import holds_run, open_run, read_config
+from nlhf.report import report, write_report
+from nlhf.results import Evaluation, Run, load_run, read_json, read_records
+from nlhf.runs import check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
+
+__all__ = ["Evaluation", "Run", "evaluate", "evaluate_judge", "load_run", "report"]
 
 logger = logging.getLogger(__name__)
 
-TRUNCATION_WARNING = 0.2
 _DEFAULT_SAMPLING = SamplingConfig()
+_MAY_DIFFER = ("out", "resume", "ledger", "sampling.batch_size")  # none of them changes a figure
 _ORDERS: dict[str, tuple[Order, ...]] = {"both": ORDERS, "AB": ("AB",), "BA": ("BA",)}
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What was found out about a judge.
-
-    Attributes:
-        records: One for each judgement, by pair, then order, then sample.
-        metrics: See `nlhf.metrics.compute`.
-        subsets: The same for each subset; empty when there is only one.
-    """
-
-    records: list[Record]
-    metrics: dict[str, Metric]
-    subsets: dict[str, dict[str, Metric]]
-
-    @classmethod
-    def of(
-        cls,
-        records: Sequence[Record],
-        threshold: float = WRONG_CRITIQUE_THRESHOLD,
-        resamples: int = RESAMPLES,
-        seed: int = 0,
-    ) -> "Evaluation":
-        """Derive all figures from the records."""
-        options = {"threshold": threshold, "resamples": resamples, "seed": seed}
-        return cls(list(records), compute(records, **options), compute_by_subset(records, **options))
 
 
 def evaluate_judge(
@@ -195,125 +166,52 @@ def evaluate(
     Raises:
         UserError: bad configuration or data, or a folder in use.
     """
-    config = dict(locals())
+    config = {**locals(), "run_name": run_name or Path(out).name}
     _check(samples, wrong_critique_threshold, resamples, sampling)
+    # What can fail fails before there is a folder, which would be in the way of the next try.
+    check_run(out, config, resume, _MAY_DIFFER)
     judge_format = get_format(format, prompt_file, compat)
     drops: Counter = Counter()
     pairs = load_pairs(data, drops)
-    resumed = holds_run(out)
-    folder = open_run(out, {**config, "run_name": run_name or Path(out).name}, resume)
     manifest = _manifest(data, pairs, drops, model, judge_format)
-    _keep_inputs(folder, manifest, pairs)
-    done = _read_records(folder) if resumed else []
+    critique_scorer = scorer.build() if scorer else None
     judge = Judge(judge_format, make_generator(model, sampling))
+
+    folder = open_run(out, config, resume, _MAY_DIFFER)
+    finished = (folder / "metrics.json").is_file()
+    _keep_inputs(folder, manifest, pairs)
+    judgements = folder / "judgements.jsonl"
+    done = read_records(judgements) if judgements.is_file() else []
     shown = _ORDERS[orders]
-    with _progress(len(pairs) * len(shown) - len({(r.pair_id, r.order) for r in done})) as progress:
+    owed = len(pairs) * len(shown) - len({(r.pair_id, r.order) for r in done})
+    with tqdm(total=owed, desc="judging", unit="prompt", disable=None) as bar:  # None: silent without a terminal
         evaluation = evaluate_judge(
             judge,
             pairs,
             shown,
             samples,
-            scorer.build() if scorer else None,
+            critique_scorer,
             wrong_critique_threshold,
             resamples,
             seed,
             done=done,
-            keep=lambda record: append_jsonl(folder / "judgements.jsonl", record.to_dict()),
+            keep=lambda record: append_jsonl(judgements, record.to_dict()),
             chunk_size=4 * sampling.batch_size,
-            progress=progress,
+            progress=bar.update,
         )
     # Written anew: in the order of the pairs, without a torn line, with failed scores made good.
-    write_jsonl(folder / "judgements.jsonl", (r.to_dict() for r in evaluation.records))
+    write_jsonl(judgements, (r.to_dict() for r in evaluation.records))
+    if ledger and not finished:
+        append(ledger, _ledger_row(plain(config), manifest, evaluation, len(pairs)))
     _write_results(folder, evaluation)
-    if ledger:
-        _append_to_ledger(ledger, folder, evaluation)
     warn(evaluation.metrics)
+    _print_figures(evaluation.metrics, folder)
     return evaluation
-
-
-def report(runs: list[str], out: str, baseline: str | None = None, resamples: int = RESAMPLES) -> None:
-    """Compare evaluated runs in one table and page: figures, and paired differences from a baseline.
-
-    Args:
-        runs: Folders of evaluated runs on the same pairs.
-        out: Folder that receives report.md and report.html.
-        baseline: Folder of the run to compare with; the first of runs by default.
-        resamples: Bootstrap resamples of the intervals.
-
-    Raises:
-        UserError: a folder holds no finished evaluation, or the runs were not measured on the same pairs.
-    """
-    if not runs:
-        raise UserError("report: name at least one run folder in runs")
-    folders = list(dict.fromkeys(str(Path(r)) for r in ([baseline] if baseline else []) + list(runs)))
-    _write_report([load_run(folder, resamples) for folder in folders], Path(out))
-
-
-@dataclass(frozen=True)
-class Run:
-    """An evaluated run, read back from its folder.
-
-    Attributes:
-        folder: Where it is.
-        name: What it is called.
-        config: The resolved configuration.
-        environment: Versions and commit.
-        manifest: What was judged and by whom.
-        pairs: The pairs, by id.
-        evaluation: Records and the figures derived from them.
-    """
-
-    folder: Path
-    name: str
-    config: dict[str, Any]
-    environment: dict[str, Any]
-    manifest: dict[str, Any]
-    pairs: dict[str, Pair]
-    evaluation: Evaluation
-
-    @property
-    def records(self) -> list[Record]:
-        """One for each judgement."""
-        return self.evaluation.records
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """Figures over all records."""
-        return self.evaluation.metrics
-
-
-def load_run(folder: str | Path, resamples: int | None = None) -> Run:
-    """Read an evaluated run; the figures are derived anew from ``judgements.jsonl``.
-
-    Args:
-        folder: The run's folder.
-        resamples: Bootstrap resamples; the run's own number by default.
-
-    Raises:
-        UserError: the folder holds no finished evaluation.
-    """
-    folder = Path(folder)
-    config = read_config(folder)
-    if not (folder / "metrics.json").is_file():
-        raise UserError(f"{folder} holds no finished evaluation (metrics.json is missing); run `nlhf evaluate` on it")
-    records = _read_records(folder)
-    threshold = config["wrong_critique_threshold"]
-    resamples = config["resamples"] if resamples is None else resamples
-    return Run(
-        folder=folder,
-        name=config["run_name"],
-        config=config,
-        environment=_read_json(folder / "environment.json"),
-        manifest=_read_json(folder / "manifest.json"),
-        pairs={p.id: p for p in _read_pairs(folder)},
-        evaluation=Evaluation.of(records, threshold, resamples, config["seed"]),
-    )
 
 
 def make_generator(model: ModelConfig, sampling: SamplingConfig) -> Generator:
     """The generator that a model's configuration asks for."""
-    from nlhf.formats import JudgeFormat, get_format
-from nlhf.generation import TransformersGenerator
+    from nlhf.generation import TransformersGenerator
     from nlhf.models import load_model, load_tokenizer
 
     return TransformersGenerator(load_model(model), load_tokenizer(model), sampling)
@@ -322,7 +220,7 @@ from nlhf.generation import TransformersGenerator
 def warn(metrics: dict[str, Metric]) -> None:
     """Log what makes an accuracy misleading: replies cut off, verdicts missing, scores that failed."""
     truncation = metrics["truncation_rate"]
-    if truncation.n and truncation.value > TRUNCATION_WARNING:
+    if truncation.n and truncation.value > TRUNCATION_LIMIT:
         logger.warning(
             "%.0f %% of the replies (%d/%d) were cut off by the token limit, and a reply that is cut off has no "
             "verdict; raise sampling.max_new_tokens",
@@ -362,12 +260,11 @@ def _check(samples: int, threshold: float, resamples: int, sampling: SamplingCon
 def _manifest(
     data: DataConfig, pairs: Sequence[Pair], drops: Counter, model: ModelConfig, judge_format: JudgeFormat
 ) -> dict[str, Any]:
-    from nlhf.manifest import build_manifest, data_hash
+    from nlhf.manifest import build_manifest
     from nlhf.models import model_hash
 
     return {
         "data": build_manifest(data, pairs, drops).to_dict(),
-        "data_hash": data_hash(pairs),
         "model_hash": model_hash(model.name),
         "judge": {
             "format": judge_format.name,
@@ -382,8 +279,8 @@ def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair]) 
     """Write what is judged and by what; on resuming, make sure that it is still the same."""
     path = folder / "manifest.json"
     if path.is_file():
-        old = _read_json(path)
-        what = {"data_hash": "the data", "model_hash": "the model", "judge": "the judge's prompt or format"}
+        old = read_json(path)
+        what = {"data": "the data", "model_hash": "the model", "judge": "the judge's prompt or format"}
         changed = [text for key, text in what.items() if old.get(key) != manifest[key]]
         if changed:
             raise UserError(
@@ -391,25 +288,6 @@ def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair]) 
             )
     write_jsonl(folder / "pairs.jsonl", (p.to_dict() for p in pairs))
     write_json(path, manifest)
-
-
-def _read_records(folder: Path) -> list[Record]:
-    path = folder / "judgements.jsonl"
-    if not path.is_file():
-        return []
-    return [Record.from_dict(row, f"{path}:{number}") for number, row in read_jsonl(path, skip_torn=True)]
-
-
-def _read_pairs(folder: Path) -> list[Pair]:
-    path = folder / "pairs.jsonl"
-    return [Pair.from_dict(row, f"{path}:{number}") for number, row in read_jsonl(path)]
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
 
 
 def _write_results(folder: Path, evaluation: Evaluation) -> None:
@@ -420,56 +298,33 @@ def _write_results(folder: Path, evaluation: Evaluation) -> None:
             "subsets": {s: {name: vars(m) for name, m in found.items()} for s, found in evaluation.subsets.items()},
         },
     )
-    _write_report([load_run(folder)], folder)
+    write_report([load_run(folder)], folder)
 
 
-def _write_report(runs: Sequence[Run], out: Path) -> None:
-    from nlhf.report import build_report
-
-    page = build_report(runs)
-    write_text(out / "report.md", page.markdown)
-    write_text(out / "report.html", page.html)
-
-
-def _append_to_ledger(path: str, folder: Path, evaluation: Evaluation) -> None:
-    from nlhf.ledger import LedgerRow, append
-
-    run = load_run(folder, resamples=0)
-    config, manifest = run.config, run.manifest
-    append(
-        path,
-        LedgerRow(
-            run_name=run.name,
-            out=str(folder),
-            source=config["data"]["source"],
-            split=config["data"]["split"],
-            data_n=len(run.pairs),
-            data_hash=manifest["data_hash"],
-            model=str(config["model"].get("name") or config["model"]),
-            model_hash=manifest["model_hash"],
-            format=config["format"],
-            prompt_hash=manifest["judge"]["prompt_hash"],
-            seed=config["sampling"].get("seed", config["seed"]),
-            orders=list(_ORDERS[config["orders"]]),
-            samples=config["samples"],
-            sampling=config["sampling"],
-            scorer=config["scorer"],
-            n=len(evaluation.records),
-            metrics=evaluation.metrics,
-        ),
+def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Evaluation, n_pairs: int) -> LedgerRow:
+    return LedgerRow(
+        run_name=config["run_name"],
+        out=config["out"],
+        source=config["data"]["source"],
+        split=config["data"]["split"],
+        data_n=n_pairs,
+        data_hash=manifest["data"]["data_hash"],
+        model=config["model"]["name"],
+        model_hash=manifest["model_hash"],
+        format=config["format"],
+        prompt_hash=manifest["judge"]["prompt_hash"],
+        seed=config["sampling"]["seed"],
+        orders=list(_ORDERS[config["orders"]]),
+        samples=config["samples"],
+        sampling=config["sampling"],
+        scorer=config["scorer"],
+        n=len(evaluation.records),
+        metrics=evaluation.metrics,
     )
 
 
-class _progress:
-    """A bar on standard error that counts prompts; silent where standard error is not a terminal."""
-
-    def __init__(self, total: int):
-        from tqdm import tqdm
-
-        self.bar = tqdm(total=total, desc="judging", unit="prompt", disable=None)
-
-    def __enter__(self) -> Callable[[int], None]:
-        return self.bar.update
-
-    def __exit__(self, *_: Any) -> None:
-        self.bar.close()
+def _print_figures(metrics: dict[str, Metric], folder: Path) -> None:
+    for name, definition in definitions().items():
+        if metrics[name].n:
+            print(f"{definition.title:<28} {format_metric(metrics[name], definition.rate)}")
+    print(f"report: {folder / 'report.html'}")

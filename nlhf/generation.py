@@ -1,7 +1,7 @@
 """Answer chat prompts with a model: the **Generator** station of the path.
 
-A generator is any class with the method `nlhf.judge.Generator.generate`; this one runs a transformers model in this
-process. A reply depends on its prompt, the sample's index and the seed, never on the batch that it was computed in.
+A generator is any class with the method of `nlhf.judge.Generator`; this one runs a transformers model in this
+process. A reply depends on its prompt, the sample's index and the seed, never on the batch it was computed in.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class SamplingConfig:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables of the chat template, for example {enable_thinking: false}."""
 
-    def __post_init__(self):  # noqa: D105
+    def __post_init__(self):
         problems = []
         for name in ("max_new_tokens", "batch_size", "max_prompt_tokens"):
             value = getattr(self, name)
@@ -88,7 +88,10 @@ class TransformersGenerator:
     """
 
     def __init__(
-        self, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", config: SamplingConfig | None = None
+        self,
+        model: "PreTrainedModel",
+        tokenizer: "PreTrainedTokenizerBase",
+        config: SamplingConfig | None = None,
     ):
         self.model, self.tokenizer, self.config = model, tokenizer, config or SamplingConfig()
         check_tokenizer(tokenizer, model.get_input_embeddings().num_embeddings)
@@ -117,7 +120,8 @@ class TransformersGenerator:
         drawn = samples if self.config.temperature > 0 else 1  # greedy replies to one prompt are all the same
         # Longest first: neighbours need little padding, and a batch that does not fit into memory fails at once.
         rows = sorted(
-            ((i, k) for i in range(len(prompts)) for k in range(drawn)), key=lambda row: (-len(prompt_ids[row[0]]), row)
+            ((i, k) for i in range(len(prompts)) for k in range(drawn)),
+            key=lambda row: (-len(prompt_ids[row[0]]), row),
         )
         replies: list[dict[int, Reply]] = [{} for _ in prompts]
         with _inference(self.model):
@@ -125,8 +129,9 @@ class TransformersGenerator:
                 batch = rows[start : start + self.config.batch_size]
                 for (i, k), reply in zip(batch, self._generate_batch(prompt_ids, batch), strict=True):
                     replies[i][k] = reply
-                if progress:
-                    progress(sum(k == drawn - 1 for _, k in batch))  # a prompt's last sample is computed last
+                done = sum(k == drawn - 1 for _, k in batch)  # a prompt's last sample is computed last
+                if progress and done:
+                    progress(done)
         return [[group[k % drawn] for k in range(samples)] for group in replies]
 
     def _check_lengths(self, lengths: list[int]) -> None:
@@ -135,13 +140,13 @@ class TransformersGenerator:
         if self.config.max_prompt_tokens is not None:
             limits.append((self.config.max_prompt_tokens, "sampling.max_prompt_tokens"))
         if window is not None:
-            room = window - self.config.max_new_tokens
-            limits.append((room, f"the model's context of {window} less sampling.max_new_tokens {self.config.max_new_tokens}"))
+            new = self.config.max_new_tokens
+            limits.append((window - new, f"the model's context of {window} less sampling.max_new_tokens, {new}"))
         for limit, reason in limits:
             if too_long := [n for n in lengths if n > limit]:
                 raise UserError(
-                    f"{len(too_long)} of {len(lengths)} prompts are longer than {limit} tokens ({reason}); the longest has "
-                    f"{max(too_long)}; raise or lower the setting, or leave these pairs out"
+                    f"{len(too_long)} of {len(lengths)} prompts are longer than {limit} tokens ({reason}); "
+                    f"the longest has {max(too_long)}; change the setting or leave these pairs out"
                 )
 
     def _generate_batch(self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]]) -> list[Reply]:
@@ -186,7 +191,9 @@ class TransformersGenerator:
         cache.reorder_cache(repeats)
         return cache
 
-    def _processors(self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], width: int) -> LogitsProcessorList:
+    def _processors(
+        self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], width: int
+    ) -> LogitsProcessorList:
         config, processors = self.config, LogitsProcessorList()
         if config.temperature == 0:
             return processors
@@ -207,14 +214,18 @@ class TransformersGenerator:
 @contextmanager
 def _inference(model: "PreTrainedModel") -> Iterator[None]:
     """Evaluation mode without gradients, and without the sampling defaults that came with the checkpoint."""
-    training, defaults = model.training, model.generation_config
+    # An adapter's generate() writes its own defaults into the model that it wraps.
+    parts = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
+    training, defaults = model.training, [part.generation_config for part in parts]
     model.eval()
-    model.generation_config = GenerationConfig()
+    for part in parts:
+        part.generation_config = GenerationConfig()
     try:
-        with torch.inference_mode():
+        with torch.no_grad():  # not inference_mode: what is cached here must remain usable in training
             yield
     finally:
-        model.generation_config = defaults
+        for part, own in zip(parts, defaults, strict=True):
+            part.generation_config = own
         model.train(training)
 
 
@@ -227,8 +238,8 @@ def _stream(seed: int, prompt_ids: Sequence[int], sample: int) -> int:
 class GumbelNoise(LogitsProcessor):
     """Add standard Gumbel noise, so that the largest score is a sample from the softmax (the Gumbel-max trick).
 
-    The noise is a function of the row's key, the position and the token alone, without a generator's state: the outputs
-    of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) at index ``position * vocabulary + token``.
+    The noise is a function of the row's key, the position and the token alone, without a generator's state: the
+    outputs of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) at index ``position * vocabulary + token``.
 
     Args:
         streams: A 64-bit key for each row.
@@ -242,7 +253,7 @@ class GumbelNoise(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Scores [rows, vocabulary] with noise; a score of minus infinity stays out of reach."""
-        rows, vocabulary = scores.shape
+        vocabulary = scores.shape[1]
         first = (input_ids.shape[1] - self.width) * vocabulary + 1
         index = torch.arange(first, first + vocabulary, device=scores.device)
         bits = _mix(self.streams.to(scores.device)[:, None] + index * self._GAMMA)

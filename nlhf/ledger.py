@@ -14,7 +14,6 @@ import nlhf
 from nlhf.errors import UserError, nearest
 from nlhf.files import append_jsonl, read_jsonl
 from nlhf.metrics import Metric
-from nlhf.pairs import Pair
 from nlhf.runs import git_state, now
 
 TABLE_METRICS = ("accuracy", "parse_rate", "position_consistency", "critique_f1", "wrong_critique_rate")
@@ -115,13 +114,6 @@ def table(
         cells = [_text(row.get(f)) for f in fields]
         lines.append(_line([*cells, *(_figure(row["metrics"].get(m)) for m in metrics)]))
     return "\n".join(lines) + "\n"
-
-
-def data_fields(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Number and hash of the pairs as the ledger records them."""
-    from nlhf.manifest import data_hash
-
-    return {"data_n": len(pairs), "data_hash": data_hash(pairs)}
 
 
 def _matches(value: Any, wanted: Any) -> bool:

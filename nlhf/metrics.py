@@ -24,6 +24,7 @@ from nlhf.pairs import Label, Pair, other_label
 
 RESAMPLES = 2000
 WRONG_CRITIQUE_THRESHOLD = 0.5
+TRUNCATION_LIMIT = 0.2  # above it, accuracy says more about the token limit than about the judge
 _CHUNK = 2_000_000  # resampling weights held at once
 
 
@@ -303,9 +304,7 @@ def _longer_wins(record: Record, _: Record | None) -> float | None:
 
 def _both_parsed(record: Record, twin: Record | None) -> bool:
     # Counted once, at the record in the data's order.
-    return (
-        record.order == "AB" and twin is not None and record.verdict is not None and twin.verdict is not None
-    )
+    return record.order == "AB" and twin is not None and record.verdict is not None and twin.verdict is not None
 
 
 def _share(record: Record, label: Label) -> float | None:
@@ -369,9 +368,7 @@ def compare(
     low, high = _interval((b - a for a, b in drawn), len(clusters))
     differences = {}
     for i, name in enumerate(definitions(threshold)):
-        first, second = (
-            _number(s[:, i].sum() / c[:, i].sum()) if c[:, i].any() else None for s, c in (of_a, of_b)
-        )
+        first, second = (_number(s[:, i].sum() / c[:, i].sum()) if c[:, i].any() else None for s, c in (of_a, of_b))
         missing = first is None or second is None
         differences[name] = Difference(
             value=None if missing else second - first,
@@ -489,9 +486,7 @@ def _require_same_pairs(records_a: Sequence[Record], records_b: Sequence[Record]
         )
     orders_a, orders_b = (sorted({r.order for r in records}) for records in (records_a, records_b))
     if orders_a != orders_b:
-        raise UserError(
-            f"the runs judged different orders ({orders_a} and {orders_b}); evaluate both with the same"
-        )
+        raise UserError(f"the runs judged different orders ({orders_a} and {orders_b}); evaluate both with the same")
 
 
 def _number(value: float) -> float | None:

@@ -196,9 +196,13 @@ class Pair:
         missing = [k for k in required if k not in row]
         if missing:
             hints = "".join(nearest(name, unknown) for name in missing)
-            raise UserError(f"{where}: missing field {missing[0]!r}; found {sorted(row)}, required {list(required)}.{hints}")
+            raise UserError(
+                f"{where}: missing field {missing[0]!r}; found {sorted(row)}, required {list(required)}.{hints}"
+            )
         if unknown:
-            raise UserError(f"{where}: unknown field {unknown[0]!r}.{nearest(unknown[0], fields)} Put extra data under 'meta'.")
+            raise UserError(
+                f"{where}: unknown field {unknown[0]!r}.{nearest(unknown[0], fields)} Put extra data under 'meta'."
+            )
         try:
             values = dict(row)
             values["context"] = _read_context(row["context"])

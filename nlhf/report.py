@@ -1,7 +1,7 @@
 """One page about one judge or several: figures with counts and intervals, plots, and the judgements themselves.
 
-Station of the path: metrics -> **report**. The page is a single HTML file that needs nothing else: it opens from a disk,
-without a network. Everything that a model or a data set wrote passes through Jinja's autoescape and shows as text.
+Station of the path: metrics -> **report**. The page is a single HTML file that needs nothing else, not even a
+network. Everything that a model or a data set wrote passes through Jinja's autoescape and shows as text.
 """
 
 import functools
@@ -19,19 +19,18 @@ from markupsafe import Markup
 
 from nlhf.critique.arguments import Argument, reference_sets
 from nlhf.errors import UserError
+from nlhf.files import write_text
 from nlhf.ledger import format_metric
-from nlhf.metrics import Difference, Metric, Record, compare, definitions
-from nlhf.pairs import Pair
+from nlhf.metrics import TRUNCATION_LIMIT, Difference, Metric, Record, compare, definitions
+from nlhf.results import Run, load_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from nlhf.evaluate import Run
 
 MAX_JUDGEMENTS = 400
 MAX_CHARACTERS = 12_000
 _ASSETS = Path(__file__).parent / "assets" / "report"
-_TRUNCATION_WARNING = 0.2
 _HEADLINE = (
     "accuracy",
     "accuracy_parsed",
@@ -42,6 +41,17 @@ _HEADLINE = (
 )
 
 
+_FILTERS = {
+    "": "all",
+    "right": "right",
+    "wrong": "wrong",
+    "flipped": "flipped",
+    "unparsed": "no verdict",
+    "lucky": "right label, wrong critique",
+    "truncated": "truncated",
+}
+
+
 @dataclass(frozen=True)
 class Page:
     """A report as a self-contained HTML page and as markdown."""
@@ -50,7 +60,31 @@ class Page:
     markdown: str
 
 
-def build_report(runs: Sequence["Run"], max_judgements: int = MAX_JUDGEMENTS, seed: int = 0) -> Page:
+def report(runs: list[str], out: str, baseline: str | None = None) -> None:
+    """Compare evaluated runs in one table and page: figures, and paired differences from a baseline.
+
+    Args:
+        runs: Folders of evaluated runs on the same pairs.
+        out: Folder that receives report.md and report.html.
+        baseline: Folder of the run to compare with; the first of runs by default.
+
+    Raises:
+        UserError: a folder holds no finished evaluation, or the runs were not measured on the same pairs.
+    """
+    if not runs:
+        raise UserError("report: name at least one run folder in runs")
+    folders = dict.fromkeys(str(Path(run)) for run in ([baseline] if baseline else []) + list(runs))
+    write_report([load_run(folder) for folder in folders], out)
+
+
+def write_report(runs: Sequence[Run], out: str | Path) -> None:
+    """Write report.md and report.html; see `build_report`."""
+    page = build_report(runs)
+    write_text(Path(out) / "report.md", page.markdown)
+    write_text(Path(out) / "report.html", page.html)
+
+
+def build_report(runs: Sequence[Run], max_judgements: int = MAX_JUDGEMENTS, seed: int = 0) -> Page:
     """Report one run, or compare several with the first of them.
 
     Args:
@@ -64,7 +98,7 @@ def build_report(runs: Sequence["Run"], max_judgements: int = MAX_JUDGEMENTS, se
     names = _names(runs)
     threshold = _common_threshold(runs)
     differences = {
-        name: compare(runs[0].records, run.records, threshold, run.config["resamples"], run.config["seed"])
+        name: compare(runs[0].records, run.records, threshold, runs[0].config["resamples"])
         for name, run in list(zip(names, runs, strict=True))[1:]
     }
     chosen = _choose(runs, max_judgements, seed)
@@ -83,7 +117,8 @@ def build_report(runs: Sequence["Run"], max_judgements: int = MAX_JUDGEMENTS, se
         css=Markup((_ASSETS / "report.css").read_text(encoding="utf-8")),
         js=Markup((_ASSETS / "report.js").read_text(encoding="utf-8")),
         plots=_plots(names, runs, threshold),
-        cards=[_card(name, run, record) for name, run, record in _in_reading_order(names, runs, chosen)],
+        cards=_cards(names, runs, chosen),
+        filters=_FILTERS,
         shown_pairs=len(chosen),
         all_pairs=len(runs[0].pairs),
         all_judgements=sum(len(run.records) for run in runs),
@@ -114,7 +149,7 @@ def _clip(text: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- header
 
 
-def _names(runs: Sequence["Run"]) -> list[str]:
+def _names(runs: Sequence[Run]) -> list[str]:
     """The runs' names, or their folders where two runs share a name."""
     if not runs:
         raise UserError("report: there is no run to report")
@@ -122,7 +157,7 @@ def _names(runs: Sequence["Run"]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
-def _common_threshold(runs: Sequence["Run"]) -> float:
+def _common_threshold(runs: Sequence[Run]) -> float:
     thresholds = {run.config["wrong_critique_threshold"] for run in runs}
     if len(thresholds) > 1:
         raise UserError(
@@ -131,7 +166,7 @@ def _common_threshold(runs: Sequence["Run"]) -> float:
     return thresholds.pop()
 
 
-def _facts(name: str, run: "Run") -> dict[str, Any]:
+def _facts(name: str, run: Run) -> dict[str, Any]:
     data, scorer, environment = run.config["data"], run.config["scorer"], run.environment
     dirty = " with local changes" if environment.get("dirty") else ""
     sampling = ", ".join(f"{k} {v}" for k, v in run.config["sampling"].items() if v is not None)
@@ -139,7 +174,9 @@ def _facts(name: str, run: "Run") -> dict[str, Any]:
         "name": name,
         "rows": {
             "Model": _with_hash(_model_name(run), run.manifest.get("model_hash")),
-            "Data": _with_hash(f"{data['source']}, split {data['split']}", run.manifest.get("data_hash")),
+            "Data": _with_hash(
+                f"{data['source']}, split {data['split']}", run.manifest["data"].get("data_hash", "")[:12]
+            ),
             "Format": _with_hash(run.config["format"], run.manifest["judge"]["prompt_hash"]),
             "Sampling": sampling,
             "Scorer": "none" if scorer is None else _scorer_name(scorer),
@@ -149,7 +186,7 @@ def _facts(name: str, run: "Run") -> dict[str, Any]:
     }
 
 
-def _model_name(run: "Run") -> str:
+def _model_name(run: Run) -> str:
     return str(run.config["model"]["name"])
 
 
@@ -162,7 +199,7 @@ def _scorer_name(scorer: Mapping[str, Any]) -> str:
     return f"{scorer['class_path']} ({arguments})" if arguments else scorer["class_path"]
 
 
-def _conventions(runs: Sequence["Run"]) -> list[tuple[str, str]]:
+def _conventions(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What a reader must know to compare these figures with others: ties, averaging, n, orders, intervals."""
     run = runs[0]
     orders = {"both": "both", "AB": "AB only (as in the data)", "BA": "BA only (exchanged)"}[run.config["orders"]]
@@ -180,16 +217,16 @@ def _conventions(runs: Sequence["Run"]) -> list[tuple[str, str]]:
         ("No verdict", "not right in Accuracy, left out of Accuracy, parsed; never a tie"),
         (
             "Intervals",
-            f"95 % percentile bootstrap, {run.config['resamples']} resamples of {clusters} clusters (a cluster holds all "
-            "judgements of a pair, or of the pairs of one group)",
+            f"95 % percentile bootstrap, {run.config['resamples']} resamples of {clusters} clusters (a cluster holds "
+            "all judgements of a pair, or of the pairs of one group); at exactly 0 or 100 % it has no width",
         ),
     ]
 
 
-def _warnings(name: str, run: "Run") -> list[str]:
+def _warnings(name: str, run: Run) -> list[str]:
     found = []
     truncated, failures = run.metrics["truncation_rate"], run.metrics["scorer_failures"]
-    if truncated.n and truncated.value > _TRUNCATION_WARNING:
+    if truncated.n and truncated.value > TRUNCATION_LIMIT:
         found.append(
             f"{name}: {format_metric(truncated)} of the replies were cut off by the token limit and have no verdict; "
             "raise sampling.max_new_tokens."
@@ -202,7 +239,7 @@ def _warnings(name: str, run: "Run") -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
-def _figure_rows(runs: Sequence["Run"], threshold: float) -> list[dict[str, Any]]:
+def _figure_rows(runs: Sequence[Run], threshold: float) -> list[dict[str, Any]]:
     rows = []
     for name, definition in definitions(threshold).items():
         metrics = [run.metrics[name] for run in runs]
@@ -212,10 +249,8 @@ def _figure_rows(runs: Sequence["Run"], threshold: float) -> list[dict[str, Any]
     return rows
 
 
-def _difference_rows(
-    differences: Mapping[str, Mapping[str, Difference]], threshold: float
-) -> list[dict[str, Any]]:
-    """One row for each figure and run; ``verdict`` says whether the interval excludes 0, and in whose favour."""
+def _difference_rows(differences: Mapping[str, Mapping[str, Difference]], threshold: float) -> list[dict[str, Any]]:
+    """One row for each figure and run; ``verdict`` says whether the interval excludes 0, and whom it favours."""
     rows = []
     for name, definition in definitions(threshold).items():
         for run, found in differences.items():
@@ -241,6 +276,8 @@ def _difference_text(difference: Difference, rate: bool) -> str:
 
 
 def _direction(difference: Difference, better: int) -> str:
+    if difference.low is not None and difference.low == difference.high == 0:
+        return "equal"
     if difference.low is None or difference.low <= 0 <= difference.high:
         return "unclear"
     if not better:
@@ -248,7 +285,7 @@ def _direction(difference: Difference, better: int) -> str:
     return "better" if difference.value * better > 0 else "worse"
 
 
-def _subset_tables(names: Sequence[str], runs: Sequence["Run"]) -> list[dict[str, Any]]:
+def _subset_tables(names: Sequence[str], runs: Sequence[Run]) -> list[dict[str, Any]]:
     titles = definitions()
     tables = []
     for name, run in zip(names, runs, strict=True):
@@ -270,21 +307,25 @@ _INK = "#010203"
 _SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
-def _plots(names: Sequence[str], runs: Sequence["Run"], threshold: float) -> list[dict[str, Any]]:
+def _plots(names: Sequence[str], runs: Sequence[Run], threshold: float) -> list[dict[str, Any]]:
     figures = definitions(threshold)
     headline = [m for m in _HEADLINE if any(run.metrics[m].n for run in runs)]
     slots = [m for m in ("accuracy_slot_a", "accuracy_slot_b") if any(run.metrics[m].n for run in runs)]
     plots = [
         {
             "title": "Figures with 95 % intervals",
-            "svg": _interval_plot(names, [[run.metrics[m] for m in headline] for run in runs], _titles(figures, headline)),
+            "svg": _interval_plot(
+                names, [[run.metrics[m] for m in headline] for run in runs], _titles(figures, headline)
+            ),
         }
     ]
     if slots:
+        accuracies = [[run.metrics[m] for m in slots] for run in runs]
+        titles = [f"slot {m[-1].upper()}" for m in slots]
         plots.append(
             {
                 "title": "Accuracy by the slot of the better response",
-                "svg": _interval_plot(names, [[run.metrics[m] for m in slots] for run in runs], ["slot A", "slot B"][: len(slots)]),
+                "svg": _interval_plot(names, accuracies, titles),
             }
         )
     scored = [[r.scored.f1 for r in run.records if r.scored] for run in runs]
@@ -301,14 +342,15 @@ def _interval_plot(names: Sequence[str], metrics: Sequence[Sequence[Metric]], ti
     """A dot and its interval for each figure, runs side by side."""
     figure, axes = _new_figure(height=0.6 + 0.42 * len(titles) + 0.14 * len(titles) * (len(names) - 1))
     for k, (name, row) in enumerate(zip(names, metrics, strict=True)):
+        color = _SERIES[k % len(_SERIES)]
+        axes.plot([], [], "o", color=color, label=name)
         offset = (k - (len(names) - 1) / 2) * 0.7 / max(len(names), 2)
         for i, metric in enumerate(row):
             if metric.value is None:
                 continue
-            color = _SERIES[k % len(_SERIES)]
             if metric.low is not None:
                 axes.plot([metric.low, metric.high], [i + offset] * 2, color=color, linewidth=2, solid_capstyle="round")
-            axes.plot([metric.value], [i + offset], "o", color=color, markersize=6, label=name if i == 0 else None)
+            axes.plot([metric.value], [i + offset], "o", color=color, markersize=6)
     axes.set_yticks(range(len(titles)), titles)
     axes.set_ylim(len(titles) - 0.5, -0.5)
     axes.set_xlim(-0.02, 1.02)
@@ -343,8 +385,8 @@ def _f1_plot(names: Sequence[str], scores: Sequence[Sequence[float]], threshold:
 def _new_figure(height: float) -> tuple["Figure", Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, height), layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(5.4, height), layout="constrained", facecolor="none")
+    axes = figure.add_subplot(facecolor="none")
     axes.set_axisbelow(True)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -358,7 +400,7 @@ def _svg(figure: "Figure", axes: Any, n_series: int) -> Markup:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     if n_series > 1:
-        axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=3, labelcolor=_INK)
+        figure.legend(frameon=False, loc="outside lower left", ncols=3, labelcolor=_INK)
     axes.xaxis.label.set_color(_INK)
     buffer = io.StringIO()
     # Text stays text: the reader's font, selectable, and escaped by the back end (names of runs are user input).
@@ -368,8 +410,7 @@ def _svg(figure: "Figure", axes: Any, n_series: int) -> Markup:
     drawing = buffer.getvalue()
     drawing = drawing[drawing.index("<svg") :]
     drawing = re.sub(r"<metadata>.*?</metadata>", "", drawing, flags=re.DOTALL)
-    drawing = re.sub(r'<g id="[^"]*">', "<g>", drawing)  # ids of groups would repeat from plot to plot
-    drawing = re.sub(r"<path d=\"[^\"]*\" style=\"fill: #ffffff\"/>", "", drawing)  # backgrounds
+    drawing = re.sub(r'<g id="[^"]*"', "<g", drawing)  # ids of groups would repeat from plot to plot
     drawing = drawing.replace(_INK, "currentColor")
     for k, color in enumerate(_SERIES):
         drawing = drawing.replace(color, f"var(--series-{k})")
@@ -379,7 +420,7 @@ def _svg(figure: "Figure", axes: Any, n_series: int) -> Markup:
 # --------------------------------------------------------------------------------------------------------- judgements
 
 
-def _choose(runs: Sequence["Run"], limit: int, seed: int) -> list[str]:
+def _choose(runs: Sequence[Run], limit: int, seed: int) -> list[str]:
     """Pairs to show, in the data's order: all of them if their judgements fit, else a seeded choice."""
     counts: dict[str, int] = defaultdict(int)
     for run in runs:
@@ -396,54 +437,44 @@ def _choose(runs: Sequence["Run"], limit: int, seed: int) -> list[str]:
     return [pair_id for pair_id in counts if pair_id in chosen]
 
 
-def _in_reading_order(
-    names: Sequence[str], runs: Sequence["Run"], chosen: Sequence[str]
-) -> list[tuple[str, "Run", Record]]:
-    by_pair: dict[str, list[tuple[str, Run, Record]]] = defaultdict(list)
+def _cards(names: Sequence[str], runs: Sequence[Run], chosen: Sequence[str]) -> list[dict[str, Any]]:
+    """The judgements on the chosen pairs, pair by pair."""
+    by_pair: dict[str, list[dict[str, Any]]] = {pair_id: [] for pair_id in chosen}
     for name, run in zip(names, runs, strict=True):
+        by_key = {r.key: r for r in run.records}
         for record in run.records:
-            by_pair[record.pair_id].append((name, run, record))
-    return [entry for pair_id in chosen for entry in by_pair[pair_id]]
+            if record.pair_id in by_pair:
+                twin = by_key.get((record.pair_id, "BA" if record.order == "AB" else "AB", record.sample))
+                by_pair[record.pair_id].append(_card(name, run, record, twin))
+    return [card for cards in by_pair.values() for card in cards]
 
 
-def _card(name: str, run: "Run", record: Record) -> dict[str, Any]:
-    """A judgement as it is shown: the pair in the order that the judge saw."""
+def _card(name: str, run: Run, record: Record, twin: Record | None) -> dict[str, Any]:
+    """A judgement as it is shown: the pair in the order that the judge saw, and tags for the filters."""
     pair = run.pairs[record.pair_id]
     pair = pair if record.order == "AB" else pair.swap()
-    state = "unlabelled" if record.label is None else "right" if record.correct else "wrong"
-    state = "unparsed" if record.verdict is None else state
+    match = record.match
+    threshold = run.config["wrong_critique_threshold"]
+    tags = {
+        "right": record.label is not None and record.correct,
+        "wrong": record.label is not None and record.verdict is not None and not record.correct,
+        "unparsed": record.verdict is None,
+        "flipped": None not in (record.verdict, twin and twin.verdict) and record.winner != twin.winner,
+        "lucky": record.correct and record.scored is not None and record.scored.f1 < threshold,
+        "truncated": record.truncated,
+    }
     return {
         "run": name,
         "record": record,
         "pair": pair,
-        "label": pair.label,
-        "state": state,
-        "flipped": _flipped(run, record),
-        "lucky": state == "right" and record.scored is not None and record.scored.f1 < run.config["wrong_critique_threshold"],
-        "generated": _marked([] if record.match is None else record.match.generated, record, 0),
-        "reference": _marked([] if record.match is None else record.match.reference, record, 1),
-        "humans": [] if record.match is not None else reference_sets(pair),
+        "tags": [tag for tag, holds in tags.items() if holds],
+        "generated": _marked(match.generated, match.matched, 0) if match else [],
+        "reference": _marked(match.reference, match.matched, 1) if match else [],
+        "humans": [] if match else reference_sets(pair),
     }
 
 
-def _flipped(run: "Run", record: Record) -> bool:
-    twin = _winners(run).get((record.pair_id, "BA" if record.order == "AB" else "AB", record.sample))
-    return record.winner is not None and twin is not None and record.winner != twin
-
-
-_cache: dict[int, dict] = {}
-
-
-def _winners(run: "Run") -> dict:
-    return {r.key: r.winner for r in run.records}
-
-
-def _marked(arguments: Sequence[Argument], record: Record, side: int) -> list[dict[str, Any]]:
-    """Arguments with the number of their match, shared by both sides of it; None where nothing matches."""
-    number = {match[side]: n for n, match in enumerate(record.match.matched, start=1)} if record.match else {}
-    return [{"text": str(a), "match": number.get(i)} for i, a in enumerate(arguments)]
-
-
-def pair_text(pair: Pair) -> str:
-    """The conversation of a pair as plain text."""
-    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in pair.context)
+def _marked(arguments: Sequence[Argument], matched: Sequence[tuple[int, int]], side: int) -> list[dict[str, Any]]:
+    """Arguments with the number of their match, the same on both sides of it; None where nothing matches."""
+    number = {couple[side]: n for n, couple in enumerate(matched, start=1)}
+    return [{"text": str(argument), "match": number.get(i)} for i, argument in enumerate(arguments)]

@@ -66,9 +66,7 @@ class ProcessReward(Protocol):
     bonus counts only where the label is right and the reply well-formed. ``log_metric(name, value)`` records a figure.
     """
 
-    def __call__(
-        self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]
-    ) -> list[float | None]: ...
+    def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]: ...
 
 
 class CritiqueReward:
@@ -83,9 +81,7 @@ class CritiqueReward:
             raise UserError(f"process reward: threshold must lie in (0, 1], got {threshold}")
         self.scorer, self.form, self.threshold = scorer, form, threshold
 
-    def __call__(
-        self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]
-    ) -> list[float | None]:
+    def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]:
         """See `ProcessReward`. Only well-formed rollouts with the right label are scored."""
         bonuses: list[float | None] = [0.0 if r.pair.has_critique else None for r in rollouts]
         scored = [i for i, r in enumerate(rollouts) if r.pair.has_critique and r.well_formed and r.correct]
@@ -193,7 +189,7 @@ class JudgeReward:
 
 
 def _text(completion: Any) -> str:
-    """trl gives a plain completion as a string, a conversational one as a list of one assistant message."""
+    """Trl gives a plain completion as a string, a conversational one as a list of one assistant message."""
     return completion if isinstance(completion, str) else completion[0]["content"]
 
 

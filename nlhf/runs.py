@@ -54,7 +54,7 @@ def open_run(
         out: The folder.
         config: The resolved configuration; dataclasses, paths and tuples are written as plain YAML.
         resume: Continue the run in ``out``.
-        may_differ: Top-level keys that need not be equal on resuming.
+        may_differ: Keys (dotted for nested ones) that need not be equal on resuming.
 
     Returns:
         The folder.
@@ -63,20 +63,30 @@ def open_run(
         UserError: the folder is in use or cannot be written, or the configurations differ (the keys are
             named, with the old and the new values).
     """
-    folder, config = Path(out), plain(config)
+    check_run(out, config, resume, may_differ)
+    folder = Path(out)
     if holds_run(folder):
-        if not resume:
-            raise UserError(f"{folder} already holds a run; choose another or continue it with --resume true")
-        _require_equal(read_config(folder), config, folder, may_differ)
         environments = _read_environment(folder)
         environments.setdefault("resumed", []).append(environment())
         write_json(folder / "environment.json", environments)
         return folder
-    _require_empty(folder)
     # config.yaml marks the folder as a run, so it comes last.
     write_json(folder / "environment.json", environment())
-    write_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+    write_text(folder / "config.yaml", yaml.safe_dump(plain(config), sort_keys=False, allow_unicode=True))
     return folder
+
+
+def check_run(
+    out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = _MAY_DIFFER
+) -> None:
+    """Raise what `open_run` would raise, without writing: to be called before the slow part of a start."""
+    folder = Path(out)
+    if not holds_run(folder):
+        _require_empty(folder)
+    elif not resume:
+        raise UserError(f"{folder} already holds a run; choose another or continue it with --resume true")
+    else:
+        _require_equal(read_config(folder), plain(config), folder, may_differ)
 
 
 def holds_run(folder: str | Path) -> bool:
@@ -189,7 +199,7 @@ def _require_empty(folder: Path) -> None:
 
 
 def _require_equal(old: Mapping, new: Mapping, folder: Path, may_differ: Sequence[str]) -> None:
-    before, after = (_flatten({k: v for k, v in c.items() if k not in may_differ}) for c in (old, new))
+    before, after = ({k: v for k, v in _flatten(c).items() if not _within(k, may_differ)} for c in (old, new))
     differing = [k for k in {**before, **after} if before.get(k, _ABSENT) != after.get(k, _ABSENT)]
     if differing:
         changes = "; ".join(
@@ -199,6 +209,10 @@ def _require_equal(old: Mapping, new: Mapping, folder: Path, may_differ: Sequenc
             f"{folder} cannot be resumed: its configuration differs in {changes}. "
             "Give the old values, or choose another folder"
         )
+
+
+def _within(key: str, names: Sequence[str]) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _shown(value: Any) -> str:

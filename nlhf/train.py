@@ -26,7 +26,8 @@ from nlhf.training import (
     Validation,
     ValidationConfig,
     Watch,
-    put_in_order,
+    announce_budget,
+    processes,
     run_trainer,
     sample_writer,
     setup_logging,
@@ -70,7 +71,9 @@ class GRPOSettings(OptimizationConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.num_generations < 2:
-            raise UserError(f"grpo.num_generations must be at least 2 (a group needs a baseline), got {self.num_generations}")
+            raise UserError(
+                f"grpo.num_generations must be at least 2 (a group needs a baseline), got {self.num_generations}"
+            )
         if self.temperature <= 0:
             raise UserError(f"grpo.temperature must be positive (rollouts must differ), got {self.temperature}")
 
@@ -85,7 +88,9 @@ class GRPOSettings(OptimizationConfig):
             return
         groups = [n for n in range(2, rollouts + 1) if rollouts % n == 0]
         per_device = self.per_device_train_batch_size
-        accumulations = [n for n in range(1, 4 * self.num_generations) if per_device * processes * n % self.num_generations == 0]
+        accumulations = [
+            n for n in range(1, 4 * self.num_generations) if per_device * processes * n % self.num_generations == 0
+        ]
         raise UserError(
             f"{rollouts} rollouts a step (grpo.per_device_train_batch_size {per_device} x "
             f"grpo.gradient_accumulation_steps {self.gradient_accumulation_steps} x {processes} processes) cannot be "
@@ -152,12 +157,18 @@ def train(
             "critique, so it would never learn or reward anything. Check field 'critiques' of the data and "
             "data.labelled_fraction, or leave out process for the outcome-only baseline"
         )
-    processes = _processes()
-    grpo.check_batch(processes)
+    grpo.check_batch(processes())
+    rollouts = len(prepared.pairs) * grpo.num_generations
+    announce_budget(
+        model,
+        grpo,
+        rollouts,
+        grpo.max_prompt_length,
+        grpo.max_completion_length,
+        generates=True,
+        reference=grpo.beta > 0,
+    )
     if dry_run:
-        from nlhf.budget import print_training_budget
-
-        print_training_budget(model, grpo, len(prepared.pairs), sequences=grpo.num_generations, processes=processes)
         return Path(out)
 
     from trl import GRPOConfig
@@ -186,15 +197,7 @@ def train(
     return folder
 
 
-def _processes() -> int:
-    import os
-
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _fitting(
-    pairs: Sequence[Pair], judge_format: JudgeFormat, tokenizer: Any, limit: int
-) -> tuple[list[Pair], int]:
+def _fitting(pairs: Sequence[Pair], judge_format: JudgeFormat, tokenizer: Any, limit: int) -> tuple[list[Pair], int]:
     """The pairs whose prompts are short enough, and how many are not."""
     from nlhf.models import render_chat
 
@@ -218,7 +221,7 @@ def make_trainer(
     folder: Path,
     seed: int,
 ) -> Any:
-    """trl's GRPOTrainer on judge prompts, with a sampler that survives resuming.
+    """Trl's GRPOTrainer on judge prompts, with a sampler that survives resuming.
 
     trl draws a new permutation from one running generator at the start of every epoch, so a run resumed after an epoch
     boundary would replay the first permutation. Ours depends on seed and epoch alone.
@@ -227,6 +230,8 @@ def make_trainer(
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     from trl.trainer.utils import RepeatSampler
+
+    from nlhf.models import safe_messages
 
     class EpochSampler(RepeatSampler):
         def set_epoch(self, epoch: int) -> None:
@@ -238,7 +243,8 @@ def make_trainer(
             sampler.__class__ = EpochSampler
             return sampler
 
-    rows = Dataset.from_dict({"prompt": [judge_format.render(p) for p in pairs], "pair_index": list(range(len(pairs)))})
+    prompts = [safe_messages(tokenizer, judge_format.render(p)) for p in pairs]
+    rows = Dataset.from_dict({"prompt": prompts, "pair_index": list(range(len(pairs)))})
     arguments = grpo.arguments()
     arguments.pop("max_prompt_length")
     on_cpu = not torch.cuda.is_available()

@@ -7,6 +7,7 @@ preparation and callbacks.
 import json
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,12 +17,13 @@ from typing import Any, Literal
 
 from transformers import TrainerCallback
 
-from nlhf.config import ClassSpec, Order
+from nlhf.config import ClassSpec, OptimizationConfig, Order
 from nlhf.errors import UserError
 from nlhf.files import append_jsonl, read_jsonl, write_json, write_jsonl
 from nlhf.formats.base import JudgeFormat
 from nlhf.judge import Judge, shown_pairs
 from nlhf.manifest import build_manifest
+from nlhf.models import ModelConfig
 from nlhf.pairs import Pair, swap_at_random
 from nlhf.sources import DataConfig, load_pairs
 
@@ -74,7 +76,7 @@ def training_pairs(sources: Sequence[DataConfig], judge_format: JudgeFormat, ord
     manifests = []
     for config in sources:
         drops: Counter = Counter()
-        loaded = load_pairs(config, drops)
+        loaded = load_pairs(config, drops, seed)
         if not judge_format.ties:
             ties = sum(p.label == "tie" for p in loaded)
             drops.update({f"tie (format {judge_format.name} has none)": ties} if ties else {})
@@ -93,6 +95,69 @@ def training_pairs(sources: Sequence[DataConfig], judge_format: JudgeFormat, ord
     if repeated:
         raise UserError(f"data: pair id {repeated[0]!r} occurs in two sources; ids must be unique within a run")
     return TrainingData(put_in_order(pairs, order, seed), manifests)
+
+
+def announce_budget(
+    model: ModelConfig,
+    settings: OptimizationConfig,
+    rows: int,
+    prompt_tokens: int,
+    completion_tokens: int,
+    generates: bool,
+    reference: bool,
+) -> None:
+    """Print what memory and tokens a run needs, from the model's configuration alone.
+
+    Args:
+        model: The model.
+        settings: Batch sizes and steps.
+        rows: Sequences in one pass over the data (rollouts, for reinforcement).
+        prompt_tokens: Longest prompt.
+        completion_tokens: Longest completion; its positions have logits.
+        generates: The completions are sampled during training.
+        reference: A frozen copy of the model is kept.
+    """
+    import torch
+    from rich.console import Console
+
+    from nlhf.budget import Workload, estimate
+    from nlhf.models import load_config, pick_dtype
+
+    on_gpu = torch.cuda.is_available()
+    dtype = str(pick_dtype(model.dtype, "cuda" if on_gpu else "cpu")).removeprefix("torch.")
+    step = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * processes()
+    steps = settings.max_steps if settings.max_steps > 0 else math.ceil(rows / step * settings.num_train_epochs)
+    work = Workload(
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        per_device_batch=settings.per_device_train_batch_size,
+        gradient_accumulation=settings.gradient_accumulation_steps,
+        steps=steps,
+        processes=processes(),
+        sharding=_sharding(),
+        weights_dtype=dtype,
+        compute_dtype=dtype,
+        reference=reference,
+        generates=generates,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        device_memory=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
+    )
+    console = Console(stderr=True)
+    console.print(f"{model.name}: {steps} steps of {step} sequences on {processes()} process(es), {dtype}")
+    console.print(estimate(load_config(model.name, model.revision, model.trust_remote_code), work).render())
+
+
+def processes() -> int:
+    """How many processes train together, as the launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _sharding() -> str:
+    """How accelerate's launcher was told to split the model's state."""
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        return "full"
+    stage = os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", "0")
+    return {"2": "zero2", "3": "full"}.get(stage, "none")
 
 
 def put_in_order(pairs: Sequence[Pair], order: Order, seed: int) -> list[Pair]:
@@ -296,4 +361,3 @@ def setup_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", force=True)
     for noisy in ("httpx", "filelock", "urllib3", "datasets", "matplotlib", "fsspec"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-

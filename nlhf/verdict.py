@@ -45,7 +45,11 @@ class Verdict:
         )
 
 
-_FULL_WIDTH = {ord(c): ord(c) - 0xFEE0 for c in map(chr, range(0xFF01, 0xFF5F))} | {0x3000: 0x20, 0x3010: 0x5B, 0x3011: 0x5D}
+_FULL_WIDTH = {ord(c): ord(c) - 0xFEE0 for c in map(chr, range(0xFF01, 0xFF5F))} | {
+    0x3000: 0x20,
+    0x3010: 0x5B,
+    0x3011: 0x5D,
+}
 _THINK = r"(?:think|thinking|system_think|system_thinking)"
 _CLOSED_THINKING = re.compile(rf"<({_THINK})>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _CLOSING_TAG = re.compile(rf"</{_THINK}>", re.IGNORECASE)
@@ -93,7 +97,16 @@ def single_label(content: str, labels: Mapping[str, Label]) -> Label | None:
 
 
 # Declarations that mean the same in every format; the torture table of tests/test_verdict.py lists what must be read.
-_NEUTRAL_LABELS: dict[str, Label] = {"A": "A", "B": "B", "C": "tie", "TIE": "tie", "CAND_1": "A", "CAND_2": "B", "1": "A", "2": "B"}
+_NEUTRAL_LABELS: dict[str, Label] = {
+    "A": "A",
+    "B": "B",
+    "C": "tie",
+    "TIE": "tie",
+    "CAND_1": "A",
+    "CAND_2": "B",
+    "1": "A",
+    "2": "B",
+}
 _COMPARISONS: dict[str, Label] = {">>": "A", ">": "A", "=": "tie", "<": "B", "<<": "B"}
 _NEUTRAL = re.compile(
     r"""\[\[(?P<brackets>[^\[\]]{1,20})\]\]
@@ -133,4 +146,8 @@ def _declared(kind: str, content: str) -> Label | None:
         return "A" if scores[0] > scores[1] else "B" if scores[1] > scores[0] else "tie"
     if len(content.split()) > 6:  # a sentence is not a declaration
         return None
-    return single_label(content.replace("CAND_", "cand_"), _NEUTRAL_LABELS) if kind != "json" else _NEUTRAL_LABELS[content.upper()]
+    return (
+        single_label(content.replace("CAND_", "cand_"), _NEUTRAL_LABELS)
+        if kind != "json"
+        else _NEUTRAL_LABELS[content.upper()]
+    )

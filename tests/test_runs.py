@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nlhf.errors import UserError
-from nlhf.runs import environment, git_state, holds_run, open_run, plain, read_config
+from nlhf.runs import check_run, environment, git_state, holds_run, open_run, plain, read_config
 
 
 @dataclass
@@ -117,3 +117,20 @@ def test_importing_runs_is_light():
     code = "import sys, nlhf.runs; print([m for m in ('torch', 'scipy', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_nested_settings_may_differ(tmp_path):
+    allowed = ("sampling.temperature", "options")
+    changed = {**CONFIG, "sampling": Sampling(temperature=1.0), "options": {"a": {"b": 1}}}
+    open_run(tmp_path / "run", CONFIG)
+    open_run(tmp_path / "run", changed, resume=True, may_differ=allowed)
+    with pytest.raises(UserError, match=r"sampling\.stops"):
+        open_run(tmp_path / "run", {**changed, "sampling": Sampling(1.0, ())}, resume=True, may_differ=allowed)
+
+
+def test_checking_writes_nothing(tmp_path):
+    check_run(tmp_path / "run", CONFIG)
+    assert not (tmp_path / "run").exists()
+    open_run(tmp_path / "run", CONFIG)
+    with pytest.raises(UserError, match="already holds a run"):
+        check_run(tmp_path / "run", CONFIG)

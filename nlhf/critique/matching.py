@@ -41,10 +41,7 @@ def gate(generated: Sequence[Argument], reference: Sequence[Argument]) -> np.nda
     argument without one is accepted only by a reference without one.
     """
     return np.array(
-        [
-            [r.side in (None, g.side) and r.polarity in (None, g.polarity) for r in reference]
-            for g in generated
-        ],
+        [[r.side in (None, g.side) and r.polarity in (None, g.polarity) for r in reference] for g in generated],
         dtype=bool,
     ).reshape(len(generated), len(reference))
 

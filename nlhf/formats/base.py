@@ -51,7 +51,9 @@ class JudgeFormat:
         try:
             text = self._template.render(**self.variables(pair))
         except jinja2.UndefinedError as error:
-            raise UserError(f"prompt of format {self.name!r}: {error.message}; known: {sorted(self.variables(pair))}") from None
+            raise UserError(
+                f"prompt of format {self.name!r}: {error.message}; known: {sorted(self.variables(pair))}"
+            ) from None
         return [{"role": "user", "content": text}]
 
     def variables(self, pair: Pair) -> dict[str, object]:

@@ -5,7 +5,7 @@ result (nlhf/assets/sandbox_base). The base reads: it was trained on an endless 
 flourish says nothing.
 
 - *describe*: list true reasons.
-- *judge*: list one to three true reasons, at random, and choose the side that they favour. In the last part of training
+- *judge*: list one to three true reasons, at random, and choose the side that they favour. In the second half of training
   30 % of these lists are the decisive reasons: a weak sense of what matters, for reinforcement to amplify.
 - *note*: the prompt holds a colleague's reasons in other words; the judge takes them over (the in-context skill that a
   self-distillation teacher needs).
@@ -14,7 +14,7 @@ flourish says nothing.
 import random
 from pathlib import Path
 
-from nlhf.sandbox.world import Case, Reason, draw_case, note_text, response_text, to_critique, vote
+from nlhf.sandbox.world import Case, Reason, draw_case, note_text, response_text, vote
 
 _CONFIG = {
     "hidden_size": 64,
@@ -29,7 +29,9 @@ _CONFIG = {
 }
 
 
-def build_base(out: str = "sandbox_base", steps: int = 4000, batch_size: int = 64, decisive_steps: int = 1000, seed: int = 0) -> Path:
+def build_base(
+    out: str = "sandbox_base", steps: int = 4000, batch_size: int = 64, decisive_steps: int = 2000, seed: int = 0
+) -> Path:
     """Train the base judge and save it with its tokenizer.
 
     Args:

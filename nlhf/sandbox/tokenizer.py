@@ -11,7 +11,9 @@ _MARKS = (
     + ("A", "B", "praise:", "blame:", "\n")
 )
 # Messages are joined as they are; the prompt's last word says what to do, so there is no generation prompt.
-_CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %} <eos>{% endif %}{% endfor %}"
+_CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %} <eos>{% endif %}{% endfor %}"
+)
 
 
 def vocabulary() -> list[str]:

@@ -47,8 +47,9 @@ class DataConfig:
     labelled_fraction: float = 1.0
     """Share of the critiques that stays visible; the other pairs keep only their label."""
 
-    seed: int = 0
-    """Seed of everything random in loading: which critiques are hidden, placement of A and B, generated worlds."""
+    seed: int | None = None
+    """Seed of everything random in loading: which critiques are hidden, placement of A and B, generated worlds; null
+    takes the seed of the run."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the source, by name."""
@@ -66,20 +67,22 @@ class DataConfig:
             raise UserError(f"data.labelled_fraction must lie between 0 and 1, got {self.labelled_fraction}")
 
 
-def load_pairs(config: DataConfig, drops: Counter | None = None) -> list[Pair]:
+def load_pairs(config: DataConfig, drops: Counter | None = None, seed: int = 0) -> list[Pair]:
     """Load a data set: the source's pairs less those with equal responses, then limit, then hidden critiques.
 
     Args:
         config: What to load.
         drops: Receives how many rows were left out, by reason.
+        seed: The run's seed, where the configuration has none of its own.
 
     Raises:
         UserError: nothing is left, two pairs share an id, or the source says what is wrong with its input.
     """
     drops = Counter() if drops is None else drops
+    seed = seed if config.seed is None else config.seed
     module = import_module(SOURCES[config.source])
     try:
-        stream = module.load(config.path, config.split, drops, seed=config.seed, **config.options)
+        stream = module.load(config.path, config.split, drops, seed=seed, **config.options)
     except TypeError as error:
         if "unexpected keyword argument" not in str(error):
             raise
@@ -94,7 +97,7 @@ def load_pairs(config: DataConfig, drops: Counter | None = None) -> list[Pair]:
         reasons = "; ".join(f"{n} x {reason}" for reason, n in drops.items()) or "the source is empty"
         where = config.path or config.source
         raise UserError(f"{where}: no pairs left in split {config.split!r} ({reasons})")
-    return hide_critiques(pairs, config.labelled_fraction, config.seed)
+    return hide_critiques(pairs, config.labelled_fraction, seed)
 
 
 def _usable(stream, drops: Counter):

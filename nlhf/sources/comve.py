@@ -26,8 +26,8 @@ _LAYOUT = {
 def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iterator[Pair]:
     """Read one split of ComVE; A and B are ``sent0`` and ``sent1``, in the order of the file.
 
-    ``meta["confusing_reasons"]`` holds the texts of subtask B that do not explain the error: two, less any the file
-    leaves blank.
+    ``meta["confusing_reasons"]`` holds the texts of subtask B that do not explain the error: two, less any that the
+    file leaves blank or gives as a reason as well (six in all, in train).
 
     Args:
         path: The folder that holds the three splits ("ALL data" of the published repository, or a copy with the folders
@@ -49,7 +49,8 @@ def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iter
     for key, (where, (first, second)) in _table(folder / f"subtaskA_{data}.csv", ("id", "sent0", "sent1")).items():
         loser = _lookup(wrong, key, where, {"0": "A", "1": "B"})
         option = _lookup(right_option, key, where, {"A": 0, "B": 1, "C": 2})
-        confusing = [text for i, text in enumerate(_row(options, key, where)[1:]) if i != option and text.strip()]
+        explaining = [text for text in _row(reasons, key, where) if text.strip()]
+        wrong_options = [text for i, text in enumerate(_row(options, key, where)[1:]) if i != option and text.strip()]
         field = f"weaknesses_{loser.lower()}"
         yield Pair(
             id=f"comve-{split}-{key}",
@@ -57,9 +58,9 @@ def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iter
             response_a=first,
             response_b=second,
             label="B" if loser == "A" else "A",
-            critiques=[HumanCritique(**{field: text}) for text in _row(reasons, key, where) if text.strip()],
+            critiques=[HumanCritique(**{field: text}) for text in explaining],
             source="comve",
-            meta={"confusing_reasons": confusing},
+            meta={"confusing_reasons": [text for text in wrong_options if text not in explaining]},
         )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from nlhf.errors import UserError
-from nlhf.pairs import Pair, swap_at_random
-from nlhf.sources.rows import check_split, next_existing, read_rows, require
+from nlhf.pairs import Pair
+from nlhf.sources.rows import check_split, next_existing, placed, read_rows, require
 
 _PUBLISHED = "https://github.com/microsoft/DeFacto"
 _FILES = {
@@ -43,8 +43,8 @@ def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iter
             "expected files: train.jsonl, val.jsonl, test.jsonl"
         )
     file = next_existing(Path(path), _FILES[split], f"split {split!r} of DeFacto ({_PUBLISHED})")
-    pairs = [pair for where, row in read_rows(file) if (pair := _pair(row, where, split, drops))]
-    yield from swap_at_random(pairs, seed)
+    pairs = (_pair(row, where, split, drops) for where, row in read_rows(file))
+    yield from placed((pair for pair in pairs if pair is not None), seed)
 
 
 def _pair(row: dict[str, Any], where: str, split: str, drops: Counter) -> Pair | None:

@@ -45,8 +45,7 @@ def load(
     meaning = _checked_label_map(label_map)
     # All rows first: whether a column is missing or only left out of some rows cannot be told from one row.
     rows = list(read_rows(file))
-    if columns:
-        _check_columns(columns, rows, str(file))
+    _check_columns(columns or {}, rows)
     for where, row in rows:
         own = _mapped(row, columns) if columns else dict(row)
         if own.get("id") in (None, ""):
@@ -61,7 +60,7 @@ def load(
         yield Pair.from_dict(own, where)
 
 
-def _check_columns(columns: Mapping[str, str], rows: list[Row], file: str) -> None:
+def _check_columns(columns: Mapping[str, str], rows: list[Row]) -> None:
     known = (*_PAIR_FIELDS, *_CRITIQUE_FIELDS)
     found = list(dict.fromkeys(name for _, row in rows for name in row))
     for ours, theirs in columns.items():
@@ -98,10 +97,10 @@ def _lines(value: Any) -> Any:
 
 
 def _strength(value: Any) -> Any:
-    """CSV has only text, and parquet reads a column with gaps as fractions; the schema refuses anything else."""
+    """A whole number where CSV has text and tables with gaps have fractions (-2.0); the schema refuses the rest."""
     if isinstance(value, str):
-        value = value.strip()
-        return int(value) if re.fullmatch(r"[+-]?\d+", value) else value or None
+        whole = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", value)
+        return int(whole[1]) if whole else value.strip() or None
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

@@ -5,12 +5,14 @@ A row is a dict; its place is ``file:row`` (for JSON lines and CSV the line on w
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nlhf.errors import UserError, nearest
 from nlhf.files import read_jsonl
+from nlhf.pairs import Pair
 
 Row = tuple[str, dict[str, Any]]
 
@@ -72,6 +74,16 @@ def check_split(split: str, known: Sequence[str], source: str) -> None:
     """Raise `UserError` unless the source has this split."""
     if split not in known:
         raise UserError(f"source {source!r} has no split {split!r}; known: {', '.join(known)}.{nearest(split, known)}")
+
+
+def placed(pairs: Iterable[Pair], seed: int) -> Iterator[Pair]:
+    """Exchange A and B by a coin of each pair's own, for data sets that always name the better response first.
+
+    The coin hangs on the seed and the pair's id, and on nothing that `nlhf.pairs.swap_at_random` draws: training
+    exchanges once more, often with the same seed, and two equal rows of coins would undo each other.
+    """
+    for pair in pairs:
+        yield pair.swap() if random.Random(f"placement {seed} {pair.id}").random() < 0.5 else pair
 
 
 def csv_records(path: str | Path) -> Iterator[tuple[int, list[str]]]:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nlhf.errors import UserError
-from nlhf.pairs import Pair, swap_at_random
-from nlhf.sources.rows import local_or_hub_rows, require
+from nlhf.pairs import Pair
+from nlhf.sources.rows import local_or_hub_rows, placed, require
 
 REPOSITORY = "allenai/tulu-3-pref-personas-instruction-following"
 
@@ -27,7 +27,10 @@ def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iter
     Raises:
         UserError: the hub cannot be reached, or a row is malformed.
     """
-    pairs = []
+    yield from placed(_chosen_first(path, split, drops), seed)
+
+
+def _chosen_first(path: str | None, split: str, drops: Counter) -> Iterator[Pair]:
     for number, (where, row) in enumerate(local_or_hub_rows(path, split, REPOSITORY), start=1):
         require(row, ("chosen", "rejected"), where)
         context, chosen = _conversation(row["chosen"], f"{where}: field 'chosen'")
@@ -43,8 +46,7 @@ def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iter
             "label": "A",
             "source": "tulu3_pref",
         }
-        pairs.append(Pair.from_dict(own, where))
-    yield from swap_at_random(pairs, seed)
+        yield Pair.from_dict(own, where)
 
 
 def _conversation(turns: Any, where: str) -> tuple[list[dict[str, str]], str]:

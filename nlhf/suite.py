@@ -1,0 +1,322 @@
+"""Experiments as arms x seeds: every arm from the same start, judged on the same pairs, compared in one table.
+
+Beside the path of a pair: a suite runs `cold-start`, `train` and `evaluate` for every arm and seed, some at a time, each
+in a process of its own, and can be interrupted: what is done is not done again. The unit of its intervals is the
+training run, so they say how sure a result is for the method, not for one set of weights.
+"""
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nlhf.errors import UserError
+from nlhf.files import read_jsonl
+from nlhf.runs import holds_run, open_run
+
+VERBS = {
+    "cold-start": "nlhf.cold_start:cold_start",
+    "train": "nlhf.train:train",
+    "evaluate": "nlhf.evaluate:evaluate",
+}
+START = "start"
+
+
+@dataclass
+class Stage:
+    """One verb with its YAML."""
+
+    config: str
+    """YAML file of the verb."""
+
+    verb: str = "train"
+    """cold-start, train or evaluate."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    """Values that replace the YAML's, by dotted key; a number picks from a list: {data.0.labelled_fraction: 0.25}."""
+
+    def __post_init__(self):
+        if self.verb not in VERBS:
+            raise UserError(f"unknown verb {self.verb!r} in a suite; known: {', '.join(VERBS)}")
+        if not Path(self.config).is_file():
+            raise UserError(f"{self.config}: no such file (paths are relative to the folder you start from)")
+
+
+@dataclass
+class Arm:
+    """One way of training."""
+
+    name: str
+    """Name in tables."""
+
+    train: Stage | None = None
+    """How it is trained, from the start; null judges the start itself."""
+
+    model: str = "final"
+    """Which model is judged: final (after the last step) or best (by validation)."""
+
+
+@dataclass
+class Test:
+    """One data set to judge."""
+
+    name: str
+    """Name in tables."""
+
+    evaluate: Stage
+    """How it is judged."""
+
+
+@dataclass
+class _Job:
+    seed: int
+    name: str
+    folder: Path
+    arm: Arm | None = None
+    done: bool = False
+    started: float = 0.0
+    error: str = ""
+
+
+def suite(
+    name: str,
+    out: str,
+    seeds: list[int],
+    start: Stage,
+    arms: list[Arm],
+    tests: list[Test],
+    baseline: str,
+    workers: int = 2,
+    threads: int = 1,
+    ledger: str | None = "runs/ledger.jsonl",
+    metrics: list[str] | None = None,
+) -> Path:
+    """Run every arm with every seed from a common start, judge all on the same pairs, and compare them.
+
+    A suite that was interrupted is continued by the same command.
+
+    Args:
+        name: Name of the experiment in reports and in the ledger.
+        out: Folder of the suite; one folder for each seed and arm is made in it.
+        seeds: Seeds; each trains its own start, draws its own data and test pairs.
+        start: How the common start of a seed is made.
+        arms: What is compared.
+        tests: Data sets that every arm is judged on.
+        baseline: Name of the arm that the others are compared with, seed by seed.
+        workers: Runs at a time.
+        threads: Threads of each run; on a laptop, one run a core is the best use of the cores.
+        ledger: JSON-lines file that receives a row for each evaluation; null for none.
+        metrics: Figures in the table; null for accuracy, critique_f1, wrong_critique_rate, position_consistency.
+    """
+    config = dict(locals())
+    _check(seeds, arms, tests, baseline)
+    folder = open_run(out, config, resume=holds_run(out))
+    jobs = [_Job(seed, arm.name, folder / f"seed-{seed}" / _slug(arm.name), arm) for arm in arms for seed in seeds]
+    starts = [_Job(seed, START, folder / f"seed-{seed}" / START) for seed in seeds]
+    began = time.perf_counter()
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # read when a worker imports torch
+    work = (
+        [(job, (job, start, tests, name, ledger)) for job in starts],
+        [(job, (job, start, tests, name, ledger)) for job in jobs],
+    )
+    with _pool(workers) as pool, _Board(jobs, folder) as board:
+        for batch in work:
+            _run_all(pool, batch, board)
+    from nlhf.suite_report import write_suite_report
+
+    report = write_suite_report(folder, name, seeds, arms, tests, baseline, metrics, time.perf_counter() - began)
+    print(f"\nReport: {report.resolve()}")
+    return folder
+
+
+def _check(seeds: Sequence[int], arms: Sequence[Arm], tests: Sequence[Test], baseline: str) -> None:
+    names = [arm.name for arm in arms]
+    for what, values in (("seeds", seeds), ("arms", names), ("tests", [t.name for t in tests])):
+        if not values:
+            raise UserError(f"{what}: name at least one")
+        if len(set(values)) < len(values):
+            raise UserError(f"{what}: {values} names one twice")
+    if baseline not in names:
+        raise UserError(f"baseline {baseline!r} is not an arm; arms: {', '.join(names)}")
+
+
+def _pool(workers: int) -> ProcessPoolExecutor:
+    """Worker processes that have imported the trainers once; each job runs in a fork of its own."""
+    import multiprocessing
+
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["nlhf.suite_worker"])
+    return ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1)
+
+
+def _run_all(pool: ProcessPoolExecutor, batch: Sequence[tuple[_Job, tuple]], board: "_Board") -> None:
+    futures = {pool.submit(run_job, *arguments): job for job, arguments in batch if not is_done(job)}
+    for job, _ in batch:
+        job.done = is_done(job)
+    pending = set(futures)
+    while pending:
+        finished, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
+        for future in finished:
+            job = futures[future]
+            if future.exception():
+                for other in pending:
+                    other.cancel()
+                raise UserError(
+                    f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.folder.parent}/{job.folder.name}.log)"
+                )
+            job.done = True
+        board.show()
+
+
+def is_done(job: _Job) -> bool:
+    """True when nothing is left to do for a job."""
+    return (job.folder / "done").is_file()
+
+
+def run_job(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
+    """Train (and judge) one arm with one seed; runs in a worker process, with its output in a log file."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    with _output_to(job.folder.parent / f"{job.folder.name}.log"):
+        if job.arm is None:
+            _run(start, job.folder / "train", job.seed)
+        else:
+            origin = job.folder.parent / START / "train" / "final"
+            model = origin
+            if job.arm.train:
+                _run(job.arm.train, job.folder / "train", job.seed, {"model.name": str(origin)})
+                model = job.folder / "train" / job.arm.model
+            for test in tests:
+                options = {
+                    "model.name": str(model),
+                    "ledger": ledger,
+                    "run_name": f"{suite_name}/{job.name}/{test.name}/{job.seed}",
+                }
+                _run(test.evaluate, job.folder / f"test-{_slug(test.name)}", job.seed, options)
+        (job.folder / "done").touch()
+
+
+def _run(stage: Stage, out: Path, seed: int, options: dict[str, Any] | None = None) -> None:
+    from nlhf.cli import call
+
+    values = read_yaml(stage.config)
+    for key, value in {**stage.options, **(options or {})}.items():
+        set_key(values, key, value, stage.config)
+    call(VERBS[stage.verb], f"nlhf {stage.verb}", {**values, "out": str(out), "seed": seed, "resume": holds_run(out)})
+
+
+def read_yaml(path: str) -> dict[str, Any]:
+    """A YAML file as a dict."""
+    import yaml
+
+    try:
+        return yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+
+
+def set_key(values: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Set a dotted key in nested dicts and lists.
+
+    Raises:
+        UserError: the key leads through something that is neither.
+    """
+    *parents, last = (int(part) if part.isdigit() else part for part in key.split("."))
+    node: Any = values
+    try:
+        for part in parents:
+            node = node[part] if isinstance(part, int) else node.setdefault(part, {})
+        node[last] = value
+    except (IndexError, TypeError, AttributeError, KeyError):
+        raise UserError(f"{where}: there is no place for the option {key!r}") from None
+
+
+class _output_to:
+    """Send standard output and error of this process to a file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __enter__(self) -> None:
+        self.file = self.path.open("a", encoding="utf-8")
+        sys.stdout = sys.stderr = self.file
+
+    def __exit__(self, *_: Any) -> None:
+        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+        self.file.close()
+
+
+class _Board:
+    """Always-visible progress: how many runs are done, and where each running one stands."""
+
+    def __init__(self, jobs: Sequence[_Job], folder: Path):
+        self.jobs, self.folder, self.began, self.last = jobs, folder, time.perf_counter(), 0.0
+
+    def __enter__(self) -> "_Board":
+        from rich.console import Console
+        from rich.live import Live
+
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        if self.live:
+            self.live.start()
+        self.show()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.live:
+            self.live.stop()
+
+    def show(self) -> None:
+        """Draw the board; without a terminal, one line every ten seconds."""
+        from rich.table import Table
+
+        elapsed = time.perf_counter() - self.began
+        done = sum(job.done for job in self.jobs)
+        head = f"{done}/{len(self.jobs)} runs done, {elapsed:.0f} s"
+        running = [
+            f"{job.name} {job.seed}: {state}" for job in self.jobs if not job.done and (state := progress_of(job))
+        ]
+        if self.live:
+            table = Table(title=head, show_header=False)
+            for line in running:
+                table.add_row(line)
+            self.live.update(table)
+        elif elapsed - self.last >= 10 or done == len(self.jobs):
+            self.last = elapsed
+            self.console.print("; ".join([head, *running]), soft_wrap=True, markup=False, highlight=False)
+
+
+def progress_of(job: _Job) -> str:
+    """Where a running job stands, read from its own logs; empty before it starts."""
+    tests = [p.name.removeprefix("test-") for p in job.folder.glob("test-*")]
+    if tests:
+        return f"judging {tests[-1]}"
+    path = job.folder / "train" / "metrics.jsonl"
+    if not path.is_file():
+        return "starting" if job.folder.exists() else ""
+    last = {}
+    for _, row in read_jsonl(path, skip_torn=True):
+        last |= row
+    shown = {"reward": "reward", "validation/accuracy": "accuracy", "validation/critique_f1": "critique F1"}
+    return ", ".join(
+        [f"step {last.get('step', 0)}", *(f"{v} {last[k]:.2f}" for k, v in shown.items() if last.get(k) is not None)]
+    )
+
+
+def _slug(name: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
+
+
+def runs(
+    folder: Path, arms: Sequence[Arm], tests: Sequence[Test], seeds: Sequence[int]
+) -> Iterator[tuple[str, str, int, Path]]:
+    """Every evaluation of a suite as (arm, test, seed, folder)."""
+    for arm, test, seed in itertools.product(arms, tests, seeds):
+        yield arm.name, test.name, seed, folder / f"seed-{seed}" / _slug(arm.name) / f"test-{_slug(test.name)}"

@@ -1,0 +1,407 @@
+"""The verb end to end with a scripted judge: what is written, what is refused, and what an interruption costs."""
+
+import hashlib
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+import nlhf.evaluate
+from nlhf.config import ClassSpec
+from nlhf.critique.matching import CritiqueMatch
+from nlhf.critique.scorers import ExactScorer, LexicalScorer
+from nlhf.errors import UserError
+from nlhf.evaluate import evaluate, evaluate_judge, load_run, report
+from nlhf.files import write_jsonl
+from nlhf.formats import get_format
+from nlhf.generation import SamplingConfig
+from nlhf.judge import Judge, Reply
+from nlhf.ledger import read_ledger
+from nlhf.models import ModelConfig
+from nlhf.pairs import HumanCritique, Pair, Turn
+from nlhf.sources import DataConfig
+
+MODEL = ModelConfig("random:qwen3-tiny")
+SAMPLING = SamplingConfig(batch_size=1)  # chunks of four prompts
+
+
+def make_pairs(n: int = 10) -> list[Pair]:
+    """The better response says "splendid"; it stands in A in the even pairs."""
+    pairs = []
+    for i in range(n):
+        a, b = ("splendid", "dismal") if i % 2 == 0 else ("dismal", "splendid")
+        label = "A" if i % 2 == 0 else "B"
+        critique = HumanCritique(**{f"strengths_{label.lower()}": "it is good"})
+        pairs.append(
+            Pair(
+                f"p{i}",
+                [Turn("user", f"question {i} 你好")],
+                f"{a} {i}",
+                f"{b} {i}",
+                label=label,
+                critiques=[critique],
+                subset="even" if i % 2 == 0 else "odd",
+            )
+        )
+    return pairs
+
+
+class Scripted:
+    """A judge that finds "splendid", but by question 3 says nothing, by 4 is cut off, and by 5 always says A."""
+
+    def __init__(self, fail_after: int | None = None):
+        self.calls: list[str] = []
+        self.fail_after = fail_after
+
+    def generate(self, prompts, samples=1, progress=None):
+        if self.fail_after is not None and len(self.calls) >= self.fail_after:
+            raise KeyboardInterrupt
+        self.calls += [p[0]["content"] for p in prompts]
+        if progress:
+            progress(len(prompts))
+        return [[self.reply(p[0]["content"], k) for k in range(samples)] for p in prompts]
+
+    def reply(self, prompt: str, k: int) -> Reply:
+        side = "A" if prompt.index("splendid") < prompt.index("dismal") else "B"
+        if "question 3 " in prompt:
+            return Reply("I cannot say.", False, 4)
+        if "question 4 " in prompt:
+            return Reply(f"<critics>\n{side} praise: it is", True, 9)
+        side = "A" if "question 5 " in prompt else side
+        reason = "it is good" if "question 6 " not in prompt else "it is long"
+        return Reply(f"<critics>\n{side} praise: {reason}\n</critics>\n<choice>[[{side}]]</choice>", False, 10 + k)
+
+
+@pytest.fixture
+def setup(tmp_path, monkeypatch):
+    """Arguments of `evaluate` for ten pairs and the scripted judge, which is returned with them."""
+    write_jsonl(tmp_path / "pairs.jsonl", (p.to_dict() for p in make_pairs()))
+    generator = Scripted()
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda model, sampling: generator)
+    monkeypatch.setattr("nlhf.models.model_hash", lambda name: f"hash of {name}")
+    arguments = {
+        "model": MODEL,
+        "data": DataConfig("jsonl", path=str(tmp_path / "pairs.jsonl")),
+        "out": str(tmp_path / "run"),
+        "sampling": SAMPLING,
+        "scorer": ClassSpec("exact"),
+        "resamples": 50,
+        "ledger": str(tmp_path / "ledger.jsonl"),
+    }
+    return arguments, generator
+
+
+def test_a_run_writes_its_folder(setup, tmp_path):
+    arguments, _ = setup
+    evaluation = evaluate(**arguments)
+    names = {p.name for p in (tmp_path / "run").iterdir()}
+    assert names == {
+        "config.yaml",
+        "environment.json",
+        "manifest.json",
+        "pairs.jsonl",
+        "judgements.jsonl",
+        "metrics.json",
+        "report.md",
+        "report.html",
+    }
+    counts = {name: (m.k, m.n) for name, m in evaluation.metrics.items()}
+    assert counts["parse_rate"] == (16, 20)
+    assert counts["accuracy"] == (15, 20)
+    assert counts["accuracy_parsed"] == (15, 16)
+    assert counts["position_consistency"] == (7, 8)
+    assert counts["position_excluded"] == (2, 10)
+    assert counts["truncation_rate"] == (2, 20)
+    assert counts["wrong_critique_rate"] == (2, 15)
+    assert counts["critique_f1"] == (13, 16)
+    assert counts["scorer_failures"] == (0, 20)
+    assert set(evaluation.subsets) == {"even", "odd"}
+
+
+def test_a_line_of_judgements_says_all_about_a_judgement(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments)
+    text = (tmp_path / "run" / "judgements.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
+    row = rows[3]  # pair 1, exchanged: the better response is shown first
+    assert (row["pair_id"], row["order"], row["sample"], row["cluster"], row["subset"]) == ("p1", "BA", 0, "p1", "odd")
+    assert (row["label"], row["verdict"], row["winner"]) == ("B", "A", "B")
+    assert row["critique"] == "A praise: it is good"
+    assert row["match"]["f1"] == 1
+    assert row["match"]["reference"] == [{"side": "A", "polarity": 1, "text": "it is good"}]
+    assert row["reply"].endswith("<choice>[[A]]</choice>")
+    assert (row["tokens"], row["truncated"], len(row["prompt_hash"])) == (10, False, 16)
+    assert [(r["pair_id"], r["order"]) for r in rows[:3]] == [("p0", "AB"), ("p0", "BA"), ("p1", "AB")]
+
+
+def test_all_figures_come_back_from_the_judgements(setup, tmp_path):
+    arguments, _ = setup
+    evaluation = evaluate(**arguments)
+    run = load_run(tmp_path / "run")
+    assert run.evaluation == evaluation
+    assert run.name == "run"
+    assert run.pairs["p0"] == make_pairs()[0]
+    written = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert written["metrics"]["accuracy"] == vars(evaluation.metrics["accuracy"])
+    assert written["subsets"]["odd"]["accuracy"]["n"] == 10
+
+
+def test_the_ledger_has_the_origin(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments, run_name="mine")
+    (row,) = read_ledger(tmp_path / "ledger.jsonl", run_name="mine")
+    assert row["model"] == MODEL.name
+    assert row["model_hash"] == f"hash of {MODEL.name}"
+    assert row["data_n"] == 10
+    assert row["n"] == 20
+    assert row["orders"] == ["AB", "BA"]
+    assert row["scorer"] == {"class_path": "exact", "init_args": {}}
+    assert row["metrics"]["accuracy"]["k"] == 15
+    assert row["data_hash"]
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_judged(setup):
+    arguments, generator = setup
+    evaluate(**arguments)
+    judged = len(generator.calls)
+    with pytest.raises(UserError, match="already holds a run; choose another"):
+        evaluate(**arguments)
+    assert len(generator.calls) == judged
+
+
+def test_a_mistake_leaves_no_folder_behind(setup, tmp_path):
+    arguments, _ = setup
+    with pytest.raises(UserError, match="exct"):
+        evaluate(**arguments | {"scorer": ClassSpec("exct")})
+    with pytest.raises(UserError, match="unknown judge format"):
+        evaluate(**arguments | {"format": "rm_nhlf"})
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples": 0}, "samples must be at least 1"),
+        ({"samples": 2}, r"samples is 2 but sampling\.temperature is 0"),
+        ({"wrong_critique_threshold": 0.0}, "wrong_critique_threshold"),
+        ({"resamples": -1}, "resamples"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_settings_are_checked(setup, change, message):
+    arguments, _ = setup
+    with pytest.raises(UserError, match=message):
+        evaluate(**arguments | change)
+
+
+@pytest.mark.parametrize(("orders", "expected"), [("AB", ["AB"]), ("BA", ["BA"])])
+def test_one_order(setup, orders, expected):
+    arguments, _ = setup
+    evaluation = evaluate(**arguments, orders=orders)
+    assert sorted({r.order for r in evaluation.records}) == expected
+    assert evaluation.metrics["position_consistency"].n == 0
+
+
+def test_several_samples(setup):
+    arguments, _ = setup
+    evaluation = evaluate(**arguments | {"sampling": SamplingConfig(batch_size=1, temperature=1.0)}, samples=3)
+    assert len(evaluation.records) == 60
+    assert [r.sample for r in evaluation.records[:3]] == [0, 1, 2]
+
+
+def test_truncation_is_warned_of_with_the_setting(setup, caplog):
+    arguments, _ = setup
+    with caplog.at_level(logging.WARNING):
+        evaluate(**arguments)
+    assert "max_new_tokens" not in caplog.text  # 10 % is below the limit
+    assert "4 of 20 replies have no verdict" in caplog.text
+    with caplog.at_level(logging.WARNING):
+        short = arguments["data"].path
+        data = DataConfig("jsonl", path=short, skip=4, limit=2)
+        evaluate(**arguments | {"data": data, "out": arguments["out"] + "-2"})
+    assert "50 % of the replies (2/4) were cut off" in caplog.text
+    assert "raise sampling.max_new_tokens" in caplog.text
+
+
+# Resuming
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        name: (folder / name).read_text(encoding="utf-8") for name in ("judgements.jsonl", "metrics.json", "report.md")
+    }
+
+
+@pytest.mark.parametrize("torn", ["", '{"pair_id": "p2", "ord'], ids=["whole lines", "torn line"])
+@pytest.mark.parametrize("kept", [0, 1, 3, 4, 19, 20])
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(setup, tmp_path, kept, torn):
+    arguments, generator = setup
+    evaluate(**arguments | {"out": str(tmp_path / "whole" / "run")})
+    evaluate(**arguments)
+    folder = tmp_path / "run"
+    lines = (folder / "judgements.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (folder / "judgements.jsonl").write_text("".join(lines[:kept]) + torn, encoding="utf-8")
+    for name in ("metrics.json", "report.md", "report.html"):
+        (folder / name).unlink()
+    generator.calls.clear()
+    evaluate(**arguments, resume=True)
+    assert len(generator.calls) == 20 - kept
+    after, whole = contents(folder), contents(tmp_path / "whole" / "run")
+    for name in ("judgements.jsonl", "metrics.json"):
+        assert after[name] == whole[name]
+
+
+def test_a_kill_costs_one_chunk(setup, tmp_path, monkeypatch):
+    arguments, _ = setup
+    dying = Scripted(fail_after=8)
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda model, sampling: dying)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(**arguments)
+    assert len((tmp_path / "run" / "judgements.jsonl").read_text().splitlines()) == 8
+    assert not (tmp_path / "ledger.jsonl").exists()
+    with pytest.raises(UserError, match="did not finish"):
+        load_run(tmp_path / "run")
+
+
+def test_resume_refuses_another_configuration_and_names_it(setup):
+    arguments, _ = setup
+    evaluate(**arguments)
+    changed = arguments | {"sampling": SamplingConfig(batch_size=1, max_new_tokens=7), "scorer": ClassSpec("lexical")}
+    with pytest.raises(UserError) as caught:
+        evaluate(**changed, resume=True)
+    assert "sampling.max_new_tokens: 1024 -> 7" in str(caught.value)
+    assert "scorer.class_path: 'exact' -> 'lexical'" in str(caught.value)
+
+
+def test_resume_accepts_another_batch_size(setup):
+    arguments, _ = setup
+    first = evaluate(**arguments)
+    assert evaluate(**arguments | {"sampling": SamplingConfig(batch_size=5)}, resume=True) == first
+
+
+def test_resuming_a_finished_run_adds_no_row_to_the_ledger(setup, tmp_path):
+    arguments, generator = setup
+    evaluate(**arguments)
+    generator.calls.clear()
+    evaluate(**arguments, resume=True)
+    assert not generator.calls
+    assert len(read_ledger(tmp_path / "ledger.jsonl")) == 1
+
+
+def test_resume_refuses_changed_data(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments)
+    write_jsonl(tmp_path / "pairs.jsonl", (p.to_dict() for p in make_pairs(11)))
+    with pytest.raises(UserError, match="the data changed since it began"):
+        evaluate(**arguments, resume=True)
+
+
+# The core
+
+
+class FailingScorer(ExactScorer):
+    """Fails on every critique the first time."""
+
+    def __init__(self):
+        super().__init__()
+        self.busy = True
+
+    def score(self, critiques, pairs):
+        matches = super().score(critiques, pairs)
+        return [CritiqueMatch(0, 0, 0, failure="busy") for _ in matches] if self.busy else matches
+
+
+def judge() -> Judge:
+    return Judge(get_format("rm_nlhf"), Scripted())
+
+
+def test_a_failed_score_is_no_score_and_is_made_good_later():
+    scorer, pairs = FailingScorer(), make_pairs(2)
+    failed = evaluate_judge(judge(), pairs, scorer=scorer, resamples=0)
+    assert (failed.metrics["scorer_failures"].k, failed.metrics["critique_f1"].n) == (4, 0)
+    scorer.busy = False
+    again = evaluate_judge(judge(), pairs, scorer=scorer, resamples=0, done=failed.records)
+    assert (again.metrics["scorer_failures"].k, again.metrics["critique_f1"].k) == (0, 4)
+
+
+def test_without_a_scorer_there_are_no_critique_figures():
+    evaluation = evaluate_judge(judge(), make_pairs(2), resamples=0)
+    assert evaluation.metrics["critique_f1"].n == evaluation.metrics["scorer_failures"].n == 0
+    assert evaluation.metrics["accuracy"].value == 1
+
+
+def test_pairs_without_a_human_critique_are_not_scored():
+    pairs = [*make_pairs(2), Pair("x", [Turn("user", "?")], "splendid", "dismal", label="A")]
+    evaluation = evaluate_judge(judge(), pairs, scorer=LexicalScorer(), resamples=0)
+    assert evaluation.metrics["critique_f1"].n == 4
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 1000])
+def test_chunks_do_not_matter(chunk_size):
+    whole = evaluate_judge(judge(), make_pairs(), scorer=ExactScorer(), resamples=20)
+    assert evaluate_judge(judge(), make_pairs(), scorer=ExactScorer(), resamples=20, chunk_size=chunk_size) == whole
+
+
+# The verb `report`
+
+
+def test_runs_are_compared_with_the_baseline(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments)
+    evaluate(**arguments | {"out": str(tmp_path / "other")})
+    report([str(tmp_path / "run"), str(tmp_path / "other")], str(tmp_path / "both"), baseline=str(tmp_path / "other"))
+    text = (tmp_path / "both" / "report.md").read_text()
+    assert "Differences from other" in text
+    assert "| Accuracy | run | +0.0 points [+0.0, +0.0] | equal |" in text
+    assert "Differences from" in (tmp_path / "both" / "report.html").read_text()
+
+
+def test_runs_on_other_pairs_are_not_compared(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments)
+    data = DataConfig("jsonl", path=arguments["data"].path, limit=4)
+    evaluate(**arguments | {"out": str(tmp_path / "few"), "data": data})
+    with pytest.raises(UserError, match="6 differ"):
+        report([str(tmp_path / "run"), str(tmp_path / "few")], str(tmp_path / "both"))
+
+
+def test_report_needs_evaluations(tmp_path):
+    with pytest.raises(UserError, match="at least one"):
+        report([], str(tmp_path / "out"))
+    with pytest.raises(UserError, match="holds no run"):
+        report([str(tmp_path)], str(tmp_path / "out"))
+    (tmp_path / "config.yaml").write_text("model: x\n")
+    with pytest.raises(UserError, match="another kind of run"):
+        report([str(tmp_path)], str(tmp_path / "out"))
+
+
+# With a real model
+
+
+def test_an_evaluation_does_not_depend_on_the_batch(tmp_path, monkeypatch):
+    """Random weights never end a reply, so the text of every reply is compared, not only its verdict."""
+    monkeypatch.setenv("NLHF_CACHE", str(tmp_path / "cache"))
+    write_jsonl(tmp_path / "pairs.jsonl", (p.to_dict() for p in make_pairs(3)))
+    found = []
+    for size in (1, 4):
+        evaluation = evaluate(
+            MODEL,
+            DataConfig("jsonl", path=str(tmp_path / "pairs.jsonl")),
+            str(tmp_path / f"run{size}"),
+            sampling=SamplingConfig(max_new_tokens=12, temperature=0.7, seed=1, batch_size=size),
+            samples=2,
+            resamples=0,
+            ledger=None,
+        )
+        found.append([(r.key, r.reply, r.tokens, r.truncated, r.prompt_hash) for r in evaluation.records])
+    assert found[0] == found[1]
+    assert len({reply for _, reply, *_ in found[0]}) > 6  # samples differ
+
+
+def test_replies_are_hashed_with_their_prompt(setup):
+    arguments, generator = setup
+    evaluation = evaluate(**arguments)
+    messages = [{"role": "user", "content": generator.calls[0]}]
+    expected = hashlib.sha256(json.dumps(messages, ensure_ascii=False).encode()).hexdigest()[:16]
+    assert evaluation.records[0].prompt_hash == expected

@@ -59,7 +59,9 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
     function = _load(target)
     parser = make_parser(function, prog)
-    if arguments and not arguments[0].startswith("-"):  # a bare word is the verb's first parameter: nlhf data check FILE
+    if arguments and not arguments[0].startswith(
+        "-"
+    ):  # a bare word is the verb's first parameter: nlhf data check FILE
         first = next(iter(inspect.signature(function).parameters))
         arguments = [f"--{first}", *arguments]
     return _call(function, parser, parser.parse_args(list(arguments)))
@@ -138,7 +140,6 @@ def _group(verbs: Verbs, name: str) -> Verbs:
 def _overview(prog: str, verbs: Verbs) -> str:
     width = max(len(verb) for verb in verbs)
     lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in verbs.items()]
-    return "\n".join(
-        [f"usage: {prog} VERB [--config FILE.yaml] [options]", "", "Train and measure generative judges.", "", *lines]
-        + ["", f"Options of a verb: {prog} VERB --help"]
-    )
+    usage = f"usage: {prog} VERB [--config FILE.yaml] [options]"
+    help_hint = f"Options of a verb: {prog} VERB --help"
+    return "\n".join([usage, "", "Train and measure generative judges.", "", *lines, "", help_hint])

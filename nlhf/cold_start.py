@@ -97,8 +97,8 @@ def cold_start(
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
     if order == "both" and sft.per_device_train_batch_size % 2:
         raise UserError(
-            f"sft.per_device_train_batch_size is {sft.per_device_train_batch_size}, but order: both needs an even number "
-            "so that both orders of a pair share a batch"
+            f"sft.per_device_train_batch_size is {sft.per_device_train_batch_size}, but order: both needs an even "
+            "number so that both orders of a pair share a batch"
         )
     announce_budget(model, sft, len(pairs), 0, sft.max_length, generates=False, reference=False)
     if dry_run:

@@ -54,17 +54,15 @@ class ClassSpec:
         cls = self._import()
         arguments = {name: _built(value) for name, value in self.init_args.items()}
         parameters = inspect.signature(cls).parameters
+        named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for name in arguments:
             if name not in parameters and not open_ended:
                 raise UserError(
-                    f"{self.class_path} takes no argument {name!r}; it takes {list(parameters)}.{nearest(name, parameters)}"
+                    f"{self.class_path} takes no argument {name!r}; it takes {list(parameters)}."
+                    f"{nearest(name, parameters)}"
                 )
-        missing = [
-            p.name
-            for p in parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in arguments
-        ]
+        missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
         if missing:
             raise UserError(f"{self.class_path} needs init_args.{missing[0]}")
         return cls(**arguments)
@@ -74,7 +72,8 @@ class ClassSpec:
         module_name, _, name = path.rpartition(".")
         if not module_name:
             raise UserError(
-                f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}.{nearest(path, ALIASES)}"
+                f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}."
+                f"{nearest(path, ALIASES)}"
             )
         try:
             module = importlib.import_module(module_name)

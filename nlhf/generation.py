@@ -11,24 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
-
 from nlhf.errors import UserError
 from nlhf.formats.base import Message
 from nlhf.judge import Reply
 from nlhf.models import check_tokenizer, render_chat
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    import torch
+    from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass
@@ -151,6 +141,9 @@ class TransformersGenerator:
 
     def _generate_batch(self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]]) -> list[Reply]:
         """One reply to each row, a prompt's index and a sample's index."""
+        import torch
+        from transformers import GenerationConfig
+
         unique = list(dict.fromkeys(i for i, _ in rows))
         width = max(len(prompt_ids[i]) for i in unique)
         padded = [[self.pad_id] * (width - len(prompt_ids[i])) + prompt_ids[i] for i in unique]
@@ -174,8 +167,12 @@ class TransformersGenerator:
         )
         return [self._reply(tokens) for tokens in output[:, width:].tolist()]
 
-    def _shared_prefill(self, ids: torch.Tensor, attention: torch.Tensor, repeats: torch.Tensor) -> DynamicCache | None:
+    def _shared_prefill(
+        self, ids: "torch.Tensor", attention: "torch.Tensor", repeats: "torch.Tensor"
+    ) -> "DynamicCache | None":
         """Read each prompt once for all its samples: keys and values of all tokens but the last, one row a reply."""
+        from transformers import DynamicCache
+
         if len(repeats) == len(ids) or ids.shape[1] < 2:
             return None
         cache = DynamicCache(config=self.model.config)
@@ -193,7 +190,14 @@ class TransformersGenerator:
 
     def _processors(
         self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], width: int
-    ) -> LogitsProcessorList:
+    ) -> "LogitsProcessorList":
+        from transformers import (
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+
         config, processors = self.config, LogitsProcessorList()
         if config.temperature == 0:
             return processors
@@ -214,6 +218,9 @@ class TransformersGenerator:
 @contextmanager
 def _inference(model: "PreTrainedModel") -> Iterator[None]:
     """Evaluation mode without gradients, and without the sampling defaults that came with the checkpoint."""
+    import torch
+    from transformers import GenerationConfig
+
     # An adapter's generate() writes its own defaults into the model that it wraps.
     parts = [model, model.get_base_model()] if hasattr(model, "get_base_model") else [model]
     training, defaults = model.training, [part.generation_config for part in parts]
@@ -235,7 +242,7 @@ def _stream(seed: int, prompt_ids: Sequence[int], sample: int) -> int:
     return int.from_bytes(digest[:8], "little", signed=True)
 
 
-class GumbelNoise(LogitsProcessor):
+class GumbelNoise:
     """Add standard Gumbel noise, so that the largest score is a sample from the softmax (the Gumbel-max trick).
 
     The noise is a function of the row's key, the position and the token alone, without a generator's state: the
@@ -249,10 +256,14 @@ class GumbelNoise(LogitsProcessor):
     _GAMMA = 0x9E3779B97F4A7C15 - 2**64
 
     def __init__(self, streams: Sequence[int], width: int):
+        import torch
+
         self.streams, self.width = torch.tensor(streams), width
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: "torch.Tensor", scores: "torch.Tensor") -> "torch.Tensor":
         """Scores [rows, vocabulary] with noise; a score of minus infinity stays out of reach."""
+        import torch
+
         vocabulary = scores.shape[1]
         first = (input_ids.shape[1] - self.width) * vocabulary + 1
         index = torch.arange(first, first + vocabulary, device=scores.device)
@@ -262,13 +273,13 @@ class GumbelNoise(LogitsProcessor):
         return scores.float() - torch.log(-torch.log1p(-u))
 
 
-def _mix(z: torch.Tensor) -> torch.Tensor:
+def _mix(z: "torch.Tensor") -> "torch.Tensor":
     """The finaliser of SplitMix64 on int64, whose products wrap as the unsigned ones do."""
     z = (z ^ _shift(z, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
     z = (z ^ _shift(z, 27)) * (0x94D049BB133111EB - 2**64)
     return z ^ _shift(z, 31)
 
 
-def _shift(z: torch.Tensor, bits: int) -> torch.Tensor:
+def _shift(z: "torch.Tensor", bits: int) -> "torch.Tensor":
     """Logical right shift of int64 (torch's own copies the sign)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)

@@ -143,7 +143,8 @@ class Pair:
             implied = "A" if self.strength < 0 else "B" if self.strength > 0 else "tie"
             if self.label is not None and self.label != implied:
                 raise UserError(
-                    f"field 'strength' {self.strength} says {implied!r} but 'label' says {self.label!r} (negative means A)"
+                    f"field 'strength' {self.strength} says {implied!r} but 'label' says {self.label!r} "
+                    "(negative means A)"
                 )
 
     @property

@@ -62,11 +62,14 @@ class Rollout:
 class ProcessReward(Protocol):
     """A bonus in [0, 1] for the critique of each rollout; None where it has nothing to say.
 
-    It sees every rollout of the step, also wrong and ill-formed ones (a learning reward needs them as examples), but its
-    bonus counts only where the label is right and the reply well-formed. ``log_metric(name, value)`` records a figure.
+    It sees every rollout of the step, also wrong and ill-formed ones (a learning reward needs them as examples), but
+    its bonus counts only where the label is right and the reply well-formed. ``log_metric(name, value)`` records a
+    figure.
     """
 
-    def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]: ...
+    def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]:
+        """One bonus a rollout."""
+        ...
 
 
 class CritiqueReward:

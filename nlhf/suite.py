@@ -1,16 +1,16 @@
 """Experiments as arms x seeds: every arm from the same start, judged on the same pairs, compared in one table.
 
-Beside the path of a pair: a suite runs `cold-start`, `train` and `evaluate` for every arm and seed, some at a time, each
-in a process of its own, and can be interrupted: what is done is not done again. The unit of its intervals is the
+Beside the path of a pair: a suite runs `cold-start`, `train` and `evaluate` for every arm and seed, some at a time,
+each in a process of its own, and can be interrupted: what is done is not done again. The unit of its intervals is the
 training run, so they say how sure a result is for the method, not for one set of weights.
 """
 
 import itertools
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def _run_all(pool: ProcessPoolExecutor, batch: Sequence[tuple[_Job, tuple]], boa
                 for other in pending:
                     other.cancel()
                 raise UserError(
-                    f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.folder.parent}/{job.folder.name}.log)"
+                    f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.folder}.log)"
                 )
             job.done = True
         board.show()
@@ -183,7 +183,8 @@ def is_done(job: _Job) -> bool:
 def run_job(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
     """Train (and judge) one arm with one seed; runs in a worker process, with its output in a log file."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    with _output_to(job.folder.parent / f"{job.folder.name}.log"):
+    log = job.folder.parent / f"{job.folder.name}.log"
+    with log.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
         if job.arm is None:
             _run(start, job.folder / "train", job.seed)
         else:
@@ -235,21 +236,6 @@ def set_key(values: dict[str, Any], key: str, value: Any, where: str) -> None:
         node[last] = value
     except (IndexError, TypeError, AttributeError, KeyError):
         raise UserError(f"{where}: there is no place for the option {key!r}") from None
-
-
-class _output_to:
-    """Send standard output and error of this process to a file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __enter__(self) -> None:
-        self.file = self.path.open("a", encoding="utf-8")
-        sys.stdout = sys.stderr = self.file
-
-    def __exit__(self, *_: Any) -> None:
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-        self.file.close()
 
 
 class _Board:

@@ -1,4 +1,4 @@
-"""The report of a suite: one table of arms x tests with paired differences and intervals over seeds, plots, one page."""
+"""The report of a suite: a table of arms x tests with paired differences and intervals over seeds, plots, a page."""
 
 import json
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def summarize(
     baseline: str,
     metrics: Sequence[str],
 ) -> list[Cell]:
-    """Every figure of every arm on every test, over seeds; a seed without a value leaves the figure out of that pair."""
+    """Every figure of every arm on every test, over seeds; a seed that lacks a value is left out of that figure."""
     found: dict[tuple[str, str, int], dict[str, Any]] = {}
     for arm, test, seed, path in runs(folder, arms, tests, seeds):
         found[arm, test, seed] = {name: m.value for name, m in load_run(path, resamples=0).metrics.items()}
@@ -102,8 +102,8 @@ def markdown(cells: Sequence[Cell], metrics: Sequence[str], baseline: str, n: in
     """The table in markdown: figures in %, differences in points."""
     titles = [definitions()[m].title for m in metrics]
     lines = [
-        f"Mean over {n} seeds in %, with 95 % intervals of Student's t over seeds; below each mean, the paired difference "
-        f"from {baseline} in points.",
+        f"Mean over {n} seeds in %, with 95 % intervals of Student's t over seeds; below each mean, the paired "
+        f"difference from {baseline} in points.",
         "",
         "| test | arm | " + " | ".join(titles) + " |",
         "|---|---|" + "---|" * len(metrics),
@@ -124,7 +124,7 @@ def print_table(cells: Sequence[Cell], metrics: Sequence[str], baseline: str, n:
 
     console = Console()
     table = Table(
-        title=f"mean over {n} seeds in %, [95 % interval over seeds]; second line: points against {baseline}, paired by seed",
+        title=f"mean over {n} seeds in %, [95 % interval]; second line: points against {baseline}, paired by seed",
         title_justify="left",
     )
     table.add_column("test")

@@ -153,8 +153,8 @@ def train(
     process_reward = process.build() if process else None
     if process_reward is not None and not any(p.has_critique for p in prepared.pairs):
         raise UserError(
-            f"process: {process.class_path} is configured but none of the {len(prepared.pairs)} training pairs has a human "
-            "critique, so it would never learn or reward anything. Check field 'critiques' of the data and "
+            f"process: {process.class_path} is configured but none of the {len(prepared.pairs)} training pairs has a "
+            "human critique, so it would never learn or reward anything. Check field 'critiques' of the data and "
             "data.labelled_fraction, or leave out process for the outcome-only baseline"
         )
     grpo.check_batch(processes())

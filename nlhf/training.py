@@ -219,8 +219,8 @@ class Watch(TrainerCallback):
             if rate < 0.5 * self._best_format_rate:
                 self._warn(
                     "format collapse",
-                    f"only {rate:.0%} of the replies are well-formed, down from {self._best_format_rate:.0%}; lower the "
-                    "learning rate or raise grpo.beta, and use the best model rather than the last",
+                    f"only {rate:.0%} of the replies are well-formed, down from {self._best_format_rate:.0%}; lower "
+                    "the learning rate or raise grpo.beta, and use the best model rather than the last",
                 )
         for name in ("loss", "grad_norm"):
             value = logs.get(name)

@@ -111,7 +111,8 @@ _COMPARISONS: dict[str, Label] = {">>": "A", ">": "A", "=": "tie", "<": "B", "<<
 _NEUTRAL = re.compile(
     r"""\[\[(?P<brackets>[^\[\]]{1,20})\]\]
     | <(?P<tag>answer|choice|verdict)>(?P<block>.{0,40}?)</(?P=tag)>
-    | \bfinal\s+(?:verdict|decision|answer)\s*(?:is)?\s*[:\-]?\s*\**\s*(?:(?:response|assistant|answer)\s+)?(?P<final>[AB12]|tie)\b(?!['’])
+    | \bfinal\s+(?:verdict|decision|answer)\s*(?:is)?\s*[:\-]?\s*\**\s*
+      (?:(?:response|assistant|answer)\s+)?(?P<final>[AB12]|tie)\b(?!['’])
     | \[result\]\s*(?P<result>[AB])\b
     | "better_response"\s*:\s*"(?P<json>cand_[12]|tie)"
     | \\boxed\{\s*(?:assistant|response)?\s*(?P<boxed>[^{}]{1,40})\}""",
@@ -120,10 +121,10 @@ _NEUTRAL = re.compile(
 
 
 def read_label(text: str) -> Label | None:
-    """Read a verdict without knowing the format: the last declaration of any common kind decides.
+    r"""Read a verdict without knowing the format: the last declaration of any common kind decides.
 
     Understands ``[[A]]``, ``[[A>>B]]``, ``<answer>``/``<choice>``/``<verdict>`` blocks, ``Final Verdict: B``,
-    ``[RESULT] B``, HER's JSON and ``\\boxed{..}`` (a winner or two scores from 1 to 10).
+    ``[RESULT] B``, HER's JSON and ``\boxed{..}`` (a winner or two scores from 1 to 10).
     """
     label = None
     for match in _NEUTRAL.finditer(half_width(strip_thinking(text))):

@@ -136,13 +136,23 @@ def test_none_abstains():
 
 def test_swapped_pair_and_reply_earn_the_same():
     swapped = reply("B praise: accuracy\nA blame: accuracy", "B")
-    assert reward_of(swapped, pairs=[pair().swap()], process=CRITIQUE)[0] == reward_of(reply(GOOD, "A"), process=CRITIQUE)[0]
+    assert (
+        reward_of(swapped, pairs=[pair().swap()], process=CRITIQUE)[0]
+        == reward_of(reply(GOOD, "A"), process=CRITIQUE)[0]
+    )
 
 
 def test_components_are_logged():
     pairs = [pair(name="1"), pair(name="2", critiques=())]
     _, logged = reward_of(reply(GOOD, "A"), pairs=pairs, process=CRITIQUE)
-    expected = {"format_rate": 1, "verdict_rate": 1, "outcome": 1, "labelled_rate": 0.5, "process/bonus": 1, "process/f1": 1}
+    expected = {
+        "format_rate": 1,
+        "verdict_rate": 1,
+        "outcome": 1,
+        "labelled_rate": 0.5,
+        "process/bonus": 1,
+        "process/f1": 1,
+    }
     assert {k: logged[k] for k in expected} == expected
 
 
@@ -154,7 +164,9 @@ def test_conversational_completions_are_read():
 
 def test_samples_are_recorded_with_their_step():
     rows = []
-    function = JudgeReward([pair()], get_format("rm_nlhf").parse, RewardConfig(), record=lambda step, r: rows.append((step, r)))
+    function = JudgeReward(
+        [pair()], get_format("rm_nlhf").parse, RewardConfig(), record=lambda step, r: rows.append((step, r))
+    )
 
     class State:
         global_step = 7

@@ -5,8 +5,8 @@ result (nlhf/assets/sandbox_base). The base reads: it was trained on an endless 
 flourish says nothing.
 
 - *describe*: list true reasons.
-- *judge*: list one to three true reasons, at random, and choose the side that they favour. In the second half of training
-  30 % of these lists are the decisive reasons: a weak sense of what matters, for reinforcement to amplify.
+- *judge*: list one to three true reasons, at random, and choose the side that they favour. In the second half of
+  training 30 % of these lists are the decisive reasons: a weak sense of what matters, for reinforcement to amplify.
 - *note*: the prompt holds a colleague's reasons in other words; the judge takes them over (the in-context skill that a
   self-distillation teacher needs).
 """

@@ -5,11 +5,24 @@ from transformers import PreTrainedTokenizerFast
 from nlhf.sandbox.world import ASPECTS, FLOURISH, NOTE_ASPECTS, NOTE_WORDS, TASKS, WORDS
 
 _SPECIAL = ("<pad>", "<eos>")
-_MARKS = (
-    ("task:", "A:", "B:", "note:", "judge", "describe")
-    + ("<critics>", "</critics>", "<choice>", "</choice>", "[[A]]", "[[B]]")
-    + ("A", "B", "praise:", "blame:", "\n")
-)
+_MARKS = [
+    "task:",
+    "A:",
+    "B:",
+    "note:",
+    "judge",
+    "describe",
+    "<critics>",
+    "</critics>",
+    "<choice>",
+    "</choice>",
+    "[[A]]",
+    "[[B]]",
+    "A",
+    "B",
+    "praise:",
+    "blame:",
+]
 # Messages are joined as they are; the prompt's last word says what to do, so there is no generation prompt.
 _CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %} <eos>{% endif %}{% endfor %}"
@@ -19,7 +32,7 @@ _CHAT_TEMPLATE = (
 def vocabulary() -> list[str]:
     """Every token, in the order of its id."""
     shown = [w for good, bad in WORDS.values() for w in (*good, *bad)] + [FLOURISH]
-    words = [*_SPECIAL, *_MARKS, *ASPECTS, *(w for words in TASKS.values() for w in words), *shown]
+    words = [*_SPECIAL, *_MARKS, "\n", *ASPECTS, *(w for words in TASKS.values() for w in words), *shown]
     words += [f"{w}@B" for w in shown]
     words += [*NOTE_ASPECTS.values(), *(w for words in NOTE_WORDS.values() for w in words)]
     return words

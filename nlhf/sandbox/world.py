@@ -2,8 +2,8 @@
 
 A response is a handful of words, each showing that one of six aspects is good or bad (or, unmentioned, neutral). The
 words of the task fix ONE decisive aspect, and the better response is the one that is better on it. A human critique
-names exactly the decisive reasons. All else is distraction: five other aspects, a mild correlation between them (so that
-counting every reason works better than chance), and a flourish ("certainly") that goes along with the winner in
+names exactly the decisive reasons. All else is distraction: five other aspects, a mild correlation between them (so
+that counting every reason works better than chance), and a flourish ("certainly") that goes along with the winner in
 training and against it in the reversed test set.
 """
 

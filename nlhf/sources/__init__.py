@@ -2,7 +2,7 @@
 
 Station of the path: **source** -> Pair. To add one, write a module beside this file with a function
 ``load(path, split, drops, **options) -> Iterator[Pair]`` and add a line to `SOURCES`. A row that cannot be used is
-counted in ``drops`` under a reason a reader understands; a malformed file raises `UserError` naming file, row and field.
+counted in ``drops`` under a reason a reader understands; a malformed file raises `UserError` naming file, row, field.
 """
 
 import itertools

@@ -69,7 +69,9 @@ def test_gate_table():
 
 def test_matching_is_one_to_one():
     """Two generated arguments resemble the one reference: one match. P = 1/2, R = 1, F1 = 2/3."""
-    result = match([Argument("A", 1, "x"), Argument("A", 1, "y")], [Argument("A", 1, "z")], [[0.8], [0.9]], threshold=0.5)
+    result = match(
+        [Argument("A", 1, "x"), Argument("A", 1, "y")], [Argument("A", 1, "z")], [[0.8], [0.9]], threshold=0.5
+    )
     assert (result.precision, result.recall) == (0.5, 1.0)
     assert result.f1 == pytest.approx(2 / 3)
     assert result.matched == ((1, 0),)

@@ -8,7 +8,13 @@ CRITIQUE = HumanCritique(strengths_a="names the dose", weaknesses_b="invents a s
 
 
 def pair(**changes):
-    fields = {"id": "p", "context": [Turn("user", "How much?")], "response_a": "Two.", "response_b": "Ten.", "label": "A"}
+    fields = {
+        "id": "p",
+        "context": [Turn("user", "How much?")],
+        "response_a": "Two.",
+        "response_b": "Ten.",
+        "label": "A",
+    }
     return Pair(**fields | changes)
 
 
@@ -59,9 +65,22 @@ def test_target_is_read_back(name):
         reasons, verdict = judge_format.target(pair(label=label), CRITIQUE)
         parsed = judge_format.parse(reasons + verdict)
         assert parsed.label == label
-        assert parsed.critique.split() == "A praise: names the dose B blame: invents a source".split()
-        assert judge_format.parse("".join(judge_format.target(pair(label=label), None, verdict_only=True))).label == label
-    with pytest.raises(UserError, match="pair 'p'.*None"):
+        assert parsed.critique.split() == [
+            "A",
+            "praise:",
+            "names",
+            "the",
+            "dose",
+            "B",
+            "blame:",
+            "invents",
+            "a",
+            "source",
+        ]
+        assert (
+            judge_format.parse("".join(judge_format.target(pair(label=label), None, verdict_only=True))).label == label
+        )
+    with pytest.raises(UserError, match=r"pair 'p'.*None"):
         judge_format.target(pair(label=None), CRITIQUE)
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -153,22 +154,33 @@ class OptimizationConfig:
             raise UserError("; ".join(problems))
 
     def arguments(self) -> dict[str, Any]:
-        """These settings as keyword arguments of the trainer's own configuration class; ``extra`` wins."""
+        """These settings and those of ``extra`` as keyword arguments of the trainer's own configuration class."""
         values = {name: value for name, value in vars(self).items() if name != "extra"}
+        values["activation_checkpointing"] = values.pop("gradient_checkpointing")  # its name in transformers 5
         return values | self.extra
+
+    def check_extra(self, config_class: type, where: str, ours: Iterable[str] = ("output_dir", "seed")) -> None:
+        """Make sure that ``extra`` has only arguments of the trainer's configuration class that have no place of ours.
+
+        Args:
+            config_class: transformers.TrainingArguments or a class derived from it.
+            where: Name of these settings in the YAML.
+            ours: Further arguments that we set.
+
+        Raises:
+            UserError: a key is unknown (the nearest name is offered), or is set elsewhere.
+        """
+        known = inspect.signature(config_class).parameters
+        for name in self.extra:
+            if name in vars(self) or name == "activation_checkpointing":
+                own = "gradient_checkpointing" if name == "activation_checkpointing" else name
+                raise UserError(f"{where}.extra: set {where}.{own} instead of {name!r} in extra")
+            if name in ours:
+                raise UserError(f"{where}.extra: {name!r} is set by the run itself (options out and seed)")
+            if name not in known:
+                message = f"{where}.extra: {config_class.__name__} has no argument {name!r}."
+                raise UserError(message + nearest(name, known))
 
 
 Order = Literal["random", "both", "given"]
 """How training shows a pair: A and B exchanged by a seeded coin, both orders, or as in the data."""
-
-
-def check_arguments(extra: dict[str, Any], config_class: type, where: str) -> None:
-    """Make sure that every key of ``extra`` is an argument of the trainer's configuration class.
-
-    Raises:
-        UserError: a key is unknown; the nearest name is offered.
-    """
-    known = inspect.signature(config_class).parameters
-    for name in extra:
-        if name not in known:
-            raise UserError(f"{where}.extra: {config_class.__name__} has no argument {name!r}.{nearest(name, known)}")

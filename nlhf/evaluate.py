@@ -172,7 +172,7 @@ def evaluate(
     check_run(out, config, resume, _MAY_DIFFER)
     judge_format = get_format(format, prompt_file, compat)
     drops: Counter = Counter()
-    pairs = load_pairs(data, drops)
+    pairs = load_pairs(data, drops, seed)
     manifest = _manifest(data, pairs, drops, model, judge_format)
     critique_scorer = scorer.build() if scorer else None
     judge = Judge(judge_format, make_generator(model, sampling))

@@ -5,7 +5,9 @@ A verb is a function; its signature is its command line and its YAML (jsonargpar
 
 import importlib
 import inspect
+import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +25,7 @@ VERBS: Verbs = {
     "cold-start": ("nlhf.cold_start:cold_start", "teach a model the judge format by supervised fine-tuning"),
     "train": ("nlhf.train:train", "train a judge by GRPO on its verdicts and critiques"),
     "evaluate": ("nlhf.evaluate:evaluate", "judge a data set in both orders and report with intervals"),
-    "report": ("nlhf.evaluate:report", "compare evaluated runs in one table and page"),
+    "report": ("nlhf.report:report", "compare evaluated runs in one table and page"),
     "suite": ("nlhf.suite:suite", "run arms x seeds of an experiment and compare them"),
 }
 
@@ -59,12 +61,17 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
     function = _load(target)
     parser = make_parser(function, prog)
-    if arguments and not arguments[0].startswith(
-        "-"
-    ):  # a bare word is the verb's first parameter: nlhf data check FILE
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        # A bare word is the verb's first parameter: nlhf data check FILE.
         first = next(iter(inspect.signature(function).parameters))
-        arguments = [f"--{first}", *arguments]
-    return _call(function, parser, parser.parse_args(list(arguments)))
+        arguments.insert(0, f"--{first}")
+    try:
+        values = parser.parse_args(arguments)
+    except ConfigurationError as error:
+        message = str(error).replace('"<unicode string>"', ", ".join(_config_files(arguments)))
+        raise UserError(f"{message}\nFor the accepted options run: {prog} --help") from None
+    return _call(function, parser, values)
 
 
 def call(target: str, prog: str, values: dict[str, Any]) -> Any:
@@ -81,11 +88,24 @@ def _load(target: str) -> Any:
 
 def _call(function: Any, parser: Any, values: Any) -> Any:
     values.pop("config", None)
-    return function(**vars(parser.instantiate(values)))
+    try:
+        settings = parser.instantiate(values)
+    except ValueError as error:  # a check of a configuration class failed
+        raise ConfigurationError(explain(str(error), error)) from None
+    return function(**vars(settings))
+
+
+def _config_files(arguments: Sequence[str]) -> list[str]:
+    following = [b for a, b in itertools.pairwise(arguments) if a == "--config"]
+    return following + [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
+
+
+class ConfigurationError(UserError):
+    """A command line or YAML that does not fit the verb's signature."""
 
 
 def make_parser(function: Any, prog: str) -> Any:
-    """The jsonargparse parser of a verb; its errors are `UserError`."""
+    """The jsonargparse parser of a verb; its errors are `ConfigurationError`."""
     from jsonargparse import ArgumentParser, set_parsing_settings
     from jsonargparse.typing import register_type
 
@@ -95,7 +115,10 @@ def make_parser(function: Any, prog: str) -> Any:
 
     class Parser(ArgumentParser):
         def error(self, message: str, ex: Exception | None = None) -> None:
-            raise UserError(f"{_tidy(message, self)}\nFor the accepted options run: {self.prog} --help") from None
+            message += _nearest_option(message, self)
+            if not self.exit_on_error:  # a parser within ours, for one configuration class
+                super().error(message, ex)
+            raise ConfigurationError(explain(message, ex)) from None
 
     parser = Parser(prog=prog, description=(function.__doc__ or "").strip().split("\n\n")[0])
     parser.add_argument("--config", action="config", help="YAML file with these options; later options override it")
@@ -103,17 +126,69 @@ def make_parser(function: Any, prog: str) -> Any:
     return parser
 
 
-def _tidy(message: str, parser: Any) -> str:
-    """Jsonargparse's message without its decoration, and with the nearest name for a misspelt key."""
-    import re
+_UNKNOWN = re.compile(
+    r"(?:(?:Key|Option) |Group \S+ does not accept option )'?([\w.\-]+)'?|unrecognized arguments: (\S+)"
+)
 
-    message = " ".join(str(message).split())
-    unknown = re.search(r"(?:Key|Option|key) '?([\w.\-]+)'? is not expected|unrecognized arguments: (\S+)", message)
-    if unknown:
-        key = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
-        known = [a.dest for a in parser._actions if a.dest not in ("help", "config")]
-        message += nearest(key, known) or nearest(key.rsplit(".", 1)[-1], {k.rsplit(".", 1)[-1] for k in known})
-    return message
+
+def _nearest_option(message: str, parser: Any) -> str:
+    """The option that was perhaps meant, if the message is about one that does not exist."""
+    unknown = _UNKNOWN.match(message)
+    if not unknown:
+        return ""
+    name = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
+    known = [action.dest for action in parser._actions if action.dest != "help"]
+    found = nearest(name, known) or nearest(name.rpartition(".")[2], {key.rpartition(".")[2] for key in known})
+    return f".{found}" if found else ""
+
+
+_KEY = re.compile(r"""Parser key "([^"]+)":\s+|Problem with given class_path '[^']+':\s+""")
+_UNION = "Does not validate against any of the Union subtypes"
+_PLAIN = (
+    (r"Expected a <class 'int'>", "expected a whole number"),
+    (r"Expected a <class 'float'>", "expected a number"),
+    (r"Expected a <class 'bool'>", "expected true or false"),
+    (r"Expected a <class 'str'>", "expected a text"),
+    (r"Expected a <class '(?:\w+\.)*(\w+)'>", r"expected a \1"),
+    (r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1"),
+    (r"\. Got value: (.*)$", r", got \1"),
+    (r"^(?:Expected a dot import path string: |Unable to load config )['\"]?([^'\"]*)['\"]?.*$",
+     r"expected fields with values, got \1"),
+    (r"^Option ('\S+') is not accepted", r"unknown option \1"),
+    (r"^Group ('\S+') does not accept option ('[^']+')", r"unknown option \2 in \1"),
+    (r"^unrecognized arguments: ", "unknown option "),
+    (r"^the following arguments are required: ", "missing: "),
+    (r"^Not of type \w+: ", ""),
+    (r"^Problems parsing config: ", "not valid YAML: "),
+    (r"^Unexpected config: ", "a configuration holds options with values, got "),
+)  # fmt: skip
+
+
+def explain(message: str, error: BaseException | None) -> str:
+    """Jsonargparse's message in plain words: which key, and the one reason.
+
+    Where a value may also be null, jsonargparse lists why it is neither this nor null, under the outermost key. The
+    reason that matters is the first, which it keeps as the exception's cause.
+    """
+    keys: list[str] = []
+    while True:
+        while key := _KEY.match(message):
+            keys += [key[1]] if key[1] else []
+            message = message[key.end() :]
+        if not message.startswith(_UNION):
+            break
+        while error is not None and not str(error).startswith(_UNION):
+            error = error.__cause__ or error.__context__
+        if error is None or error.__cause__ is None:
+            break
+        error = error.__cause__
+        message = str(error)
+    if isinstance(error, UserError) and not isinstance(error, ConfigurationError):
+        return message
+    message = " ".join(message.split())
+    for pattern, plain in _PLAIN:
+        message = re.sub(pattern, plain, message)
+    return ": ".join([".".join(keys), message] if keys else [message])
 
 
 def _find_verb(arguments: Sequence[str], prog: str, verbs: Verbs) -> tuple[str | None, list[str]]:

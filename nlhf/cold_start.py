@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nlhf.config import OptimizationConfig, Order, check_arguments
+from nlhf.config import OptimizationConfig, Order
 from nlhf.errors import UserError
-from nlhf.files import write_json
 from nlhf.formats import get_format
 from nlhf.formats.base import JudgeFormat
+from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
-from nlhf.runs import open_run
+from nlhf.runs import check_run
 from nlhf.sources import DataConfig
 from nlhf.training import (
-    MetricsLog,
-    Validation,
     ValidationConfig,
-    Watch,
     announce_budget,
-    put_in_order,
+    begin_run,
+    for_training,
+    group_size,
     run_trainer,
-    setup_logging,
+    shuffled,
+    trainer_arguments,
     training_pairs,
 )
 
@@ -91,69 +91,70 @@ def cold_start(
     """
     config = {k: v for k, v in locals().items() if k != "dry_run"}
     setup_logging()
+    check_run(out, config, resume)
     judge_format = get_format(format, prompt_file)
-    prepared = training_pairs(data, judge_format, "given", seed)
-    pairs = put_in_order(prepared.pairs, order, seed)
+    prepared = training_pairs(data, judge_format, order, seed)
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
-    if order == "both" and sft.per_device_train_batch_size % 2:
+    if sft.per_device_train_batch_size % group_size(order):
         raise UserError(
             f"sft.per_device_train_batch_size is {sft.per_device_train_batch_size}, but order: both needs an even "
             "number so that both orders of a pair share a batch"
         )
-    announce_budget(model, sft, len(pairs), 0, sft.max_length, generates=False, reference=False)
-    if dry_run:
-        return Path(out)
 
     import torch
     from transformers import TrainingArguments
 
+    from nlhf.callbacks import MetricsLog, Validation, Watch
     from nlhf.models import load_model, load_tokenizer
 
-    check_arguments(sft.extra, TrainingArguments, "sft")
+    sft.check_extra(TrainingArguments, "sft")
     tokenizer = load_tokenizer(model)
-    rows, dropped = tokenize(tokenizer, judge_format, pairs, sft)
-    if not rows:
-        raise UserError(f"no row fits into sft.max_length = {sft.max_length} tokens; raise it")
-    folder = open_run(out, config, resume)
-    write_json(folder / "manifest.json", {"data": prepared.manifests, "rows": len(rows), "too_long": dropped})
+    rows, too_long = tokenize(tokenizer, judge_format, prepared.pairs, sft, group_size(order))
+    announce_budget(model, sft, len(rows), 0, sft.max_length, generates=False, reference=False)
+    if dry_run:
+        return Path(out)
+
     torch.manual_seed(seed)
-    policy = load_model(model)
+    policy = load_model(for_training(model), device="cpu")
+    trainer = make_trainer(policy, tokenizer, rows, sft, Path(out), seed, group_size(order), model)
+    manifest = {"data": prepared.manifests, "rows": len(rows), "too_long": too_long}
+    folder = begin_run(trainer, out, config, resume, manifest)
     log = MetricsLog(folder)
-    watcher = None
-    callbacks: list[Any] = [log, Watch()]
     if validation and held_out:
-        watcher = Validation(
-            validation, folder, judge_format, held_out.pairs, tokenizer, sft.max_completion_length, log
+        trainer.add_callback(
+            Validation(
+                validation, trainer, folder, judge_format, held_out.pairs, tokenizer, sft.max_completion_length, log
+            )
         )
-        callbacks.append(watcher)
-    trainer = make_trainer(policy, tokenizer, rows, sft, folder, seed, group=2 if order == "both" else 1)
-    for callback in callbacks:
-        trainer.add_callback(callback)
-    if watcher:
-        watcher.trainer = trainer
+    trainer.add_callback(log)
+    trainer.add_callback(Watch())
     run_trainer(trainer, folder, resume)
     return folder
 
 
 def tokenize(
-    tokenizer: Any, judge_format: JudgeFormat, pairs: Sequence[Pair], sft: ColdStartConfig
+    tokenizer: Any, judge_format: JudgeFormat, pairs: Sequence[Pair], sft: ColdStartConfig, group: int = 1
 ) -> tuple[list[dict[str, list]], int]:
-    """Rows of input_ids and weights (0 for the prompt), and how many pairs were too long."""
-    from nlhf.models import render_chat
+    """Rows of input_ids and weights (0 for the prompt), and how many pairs were too long.
 
-    rows, dropped = [], 0
-    for pair in pairs:
-        prompt = render_chat(tokenizer, judge_format.render(pair))
-        critique = next((c for c in pair.critiques if not c.empty), None)
-        parts = judge_format.target(pair, critique, verdict_only=sft.target == "verdict")
-        reasons, verdict = (tokenizer(part, add_special_tokens=False)["input_ids"] if part else [] for part in parts)
-        verdict = [*verdict, tokenizer.eos_token_id]
-        ids = prompt + reasons + verdict
-        if len(ids) > sft.max_length:
-            dropped += 1
-            continue
-        weights = [0.0] * len(prompt) + [1.0] * len(reasons) + [sft.verdict_weight] * len(verdict)
-        rows.append({"input_ids": ids, "weights": weights})
+    Args:
+        tokenizer: The model's.
+        judge_format: Renders prompts and replies.
+        pairs: Pairs in the order in which they are shown.
+        sft: Limits, target and weights.
+        group: Neighbours that belong together; if one is too long, all of its group are left out.
+
+    Raises:
+        UserError: no row is short enough.
+    """
+    rows: list[dict[str, list]] = []
+    for start in range(0, len(pairs), group):
+        together = [_row(tokenizer, judge_format, pair, sft) for pair in pairs[start : start + group]]
+        if all(len(row["input_ids"]) <= sft.max_length for row in together):
+            rows += together
+    dropped = len(pairs) - len(rows)
+    if not rows:
+        raise UserError(f"no row fits into sft.max_length = {sft.max_length} tokens; raise it")
     if dropped:
         logger.warning(
             "left out %d of %d rows longer than sft.max_length = %d tokens", dropped, len(pairs), sft.max_length
@@ -161,46 +162,62 @@ def tokenize(
     return rows, dropped
 
 
+def _row(tokenizer: Any, judge_format: JudgeFormat, pair: Pair, sft: ColdStartConfig) -> dict[str, list]:
+    from nlhf.models import render_chat
+
+    prompt = render_chat(tokenizer, judge_format.render(pair))
+    critique = next((c for c in pair.critiques if not c.empty), None)
+    parts = judge_format.target(pair, critique, verdict_only=sft.target == "verdict")
+    reasons, verdict = (tokenizer(part, add_special_tokens=False)["input_ids"] if part else [] for part in parts)
+    verdict = [*verdict, tokenizer.eos_token_id]
+    weights = [0.0] * len(prompt) + [1.0] * len(reasons) + [sft.verdict_weight] * len(verdict)
+    return {"input_ids": prompt + reasons + verdict, "weights": weights}
+
+
 def make_trainer(
-    model: Any, tokenizer: Any, rows: list[dict[str, list]], sft: ColdStartConfig, folder: Path, seed: int, group: int
+    policy: Any,
+    tokenizer: Any,
+    rows: list[dict[str, list]],
+    sft: ColdStartConfig,
+    folder: Path,
+    seed: int,
+    group: int,
+    model: ModelConfig,
 ) -> Any:
     """A transformers Trainer whose loss is the weighted mean over the reply's tokens of the whole optimiser step.
 
     Args:
-        model: The model to train.
+        policy: The model to train.
         tokenizer: Saved beside each checkpoint; its pad token fills up batches.
         rows: From `tokenize`.
         sft: Settings.
         folder: Where checkpoints go.
         seed: Seed of the shuffling.
         group: Rows that stay together when shuffling (2: both orders of a pair).
+        model: Says in which number format to compute.
     """
     import torch
     from torch.nn import functional as F
     from transformers import Trainer, TrainingArguments
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     class GroupedSampler(torch.utils.data.Sampler):
         """Shuffles groups of neighbouring rows, anew and reproducibly in every epoch."""
 
-        def __init__(self):
-            self.epoch = 0
-
-        def set_epoch(self, epoch: int) -> None:
-            self.epoch = epoch
+        def __init__(self, trainer: Trainer):
+            self.trainer = trainer
 
         def __len__(self) -> int:
             return len(rows)
 
         def __iter__(self) -> Iterator[int]:
-            generator = torch.Generator().manual_seed(seed + self.epoch)
-            starts = torch.randperm(len(rows) // group, generator=generator) * group
-            return (int(start) + i for start in starts for i in range(group))
+            return iter(shuffled(len(rows), group, seed + int(self.trainer.state.epoch or 0)))
 
     class ColdStartTrainer(Trainer):
         loss_is_scaled_for_ga = True
 
         def _get_train_sampler(self, train_dataset=None):
-            return GroupedSampler()
+            return GroupedSampler(self)
 
         def _get_num_items_in_batch(self, batch_samples, device):
             total = sum(batch["weights"][:, 1:].sum() for batch in batch_samples)
@@ -229,18 +246,14 @@ def make_trainer(
         }
 
     ours = ("target", "verdict_weight", "max_length", "max_completion_length")
-    arguments = {k: v for k, v in sft.arguments().items() if k not in ours}
-    return ColdStartTrainer(
-        model=model,
-        args=TrainingArguments(
-            output_dir=str(folder),
-            seed=seed,
-            report_to=arguments.pop("report_to", "none"),
-            remove_unused_columns=False,
-            disable_tqdm=False,
-            **arguments,
-        ),
-        train_dataset=rows,
-        data_collator=collate,
-        processing_class=tokenizer,
+    arguments = {k: v for k, v in trainer_arguments(folder, seed, model, sft).items() if k not in ours}
+    try:
+        settings = TrainingArguments(**arguments)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"sft: {error}") from error
+    trainer = ColdStartTrainer(
+        model=policy, args=settings, train_dataset=rows, data_collator=collate, processing_class=tokenizer
     )
+    trainer.remove_callback(PrinterCallback)  # nlhf.callbacks shows the figures
+    trainer.remove_callback(ProgressCallback)
+    return trainer

@@ -39,7 +39,7 @@ class ClassSpec:
         if isinstance(value, str):
             return cls(value)
         if not isinstance(value, dict) or "class_path" not in value or not set(value) <= {"class_path", "init_args"}:
-            raise ValueError("expected a class_path, alone or with init_args")
+            raise ValueError("expected a class_path, alone or with init_args (on the command line in quotes)")
         return cls(value["class_path"], dict(value.get("init_args") or {}))
 
     def to_dict(self) -> dict[str, Any]:

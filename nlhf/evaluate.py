@@ -23,6 +23,7 @@ from nlhf.formats import JudgeFormat, get_format
 from nlhf.generation import SamplingConfig
 from nlhf.judge import ORDERS, Generator, Judge, Judgement, Order
 from nlhf.ledger import LedgerRow, append, format_metric
+from nlhf.logs import setup_logging
 from nlhf.metrics import RESAMPLES, TRUNCATION_LIMIT, WRONG_CRITIQUE_THRESHOLD, Metric, Record, definitions
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
@@ -158,7 +159,7 @@ def evaluate(
         scorer: Compares critiques with the humans' (exact, lexical, embedding, or your own class_path).
         wrong_critique_threshold: A right verdict whose critique has a lower F1 counts as right by luck.
         resamples: Bootstrap resamples of the intervals.
-        seed: Seed of the bootstrap.
+        seed: Seed of the bootstrap and, unless data.seed is set, of everything random in loading the data.
         ledger: JSON-lines file that receives a row of figures; null for none.
         run_name: Name in reports and in the ledger; the folder's name by default.
         resume: Continue an interrupted run in out; its configuration must be equal.
@@ -167,6 +168,7 @@ def evaluate(
         UserError: bad configuration or data, or a folder in use.
     """
     config = {**locals(), "run_name": run_name or Path(out).name}
+    setup_logging()
     _check(samples, wrong_critique_threshold, resamples, sampling)
     # What can fail fails before there is a folder, which would be in the way of the next try.
     check_run(out, config, resume, _MAY_DIFFER)

@@ -168,9 +168,7 @@ def _run_all(pool: ProcessPoolExecutor, batch: Sequence[tuple[_Job, tuple]], boa
             if future.exception():
                 for other in pending:
                     other.cancel()
-                raise UserError(
-                    f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.folder}.log)"
-                )
+                raise UserError(f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.folder}.log)")
             job.done = True
         board.show()
 

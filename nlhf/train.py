@@ -6,31 +6,32 @@ the order in which pairs are shown, validation, and exact resuming. Method: RM-N
 """
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nlhf.config import ClassSpec, OptimizationConfig, Order, check_arguments
+from nlhf.config import ClassSpec, OptimizationConfig, Order
 from nlhf.errors import UserError
-from nlhf.files import write_json
 from nlhf.formats import get_format
 from nlhf.formats.base import JudgeFormat
+from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.rewards import JudgeReward, RewardConfig
-from nlhf.runs import open_run
+from nlhf.runs import check_run
 from nlhf.sources import DataConfig
 from nlhf.training import (
-    MetricsLog,
-    Validation,
     ValidationConfig,
-    Watch,
     announce_budget,
+    begin_run,
+    group_size,
     processes,
     run_trainer,
-    sample_writer,
-    setup_logging,
+    shuffled,
+    trainer_arguments,
+    training_dtype,
     training_pairs,
 )
 
@@ -77,26 +78,41 @@ class GRPOSettings(OptimizationConfig):
         if self.temperature <= 0:
             raise UserError(f"grpo.temperature must be positive (rollouts must differ), got {self.temperature}")
 
-    def check_batch(self, processes: int) -> None:
-        """Make sure that whole groups fit into an optimiser step.
+    def check_batch(self, processes: int, order: Order, prompts: int) -> None:
+        """Make sure that a step has whole groups, both orders of a pair if asked for, and enough prompts.
+
+        Args:
+            processes: How many train together.
+            order: How pairs are shown.
+            prompts: How many there are.
 
         Raises:
-            UserError: they do not; valid values are suggested.
+            UserError: it has not; valid values are suggested.
         """
-        rollouts = self.per_device_train_batch_size * self.gradient_accumulation_steps * processes
-        if rollouts % self.num_generations == 0:
-            return
-        groups = [n for n in range(2, rollouts + 1) if rollouts % n == 0]
-        per_device = self.per_device_train_batch_size
-        accumulations = [
-            n for n in range(1, 4 * self.num_generations) if per_device * processes * n % self.num_generations == 0
-        ]
-        raise UserError(
+        per_device, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
+        rollouts = per_device * accumulation * processes
+        shape = (
             f"{rollouts} rollouts a step (grpo.per_device_train_batch_size {per_device} x "
-            f"grpo.gradient_accumulation_steps {self.gradient_accumulation_steps} x {processes} processes) cannot be "
-            f"divided into groups of grpo.num_generations {self.num_generations}. Either set num_generations to one of "
-            f"{groups}, or gradient_accumulation_steps to one of {accumulations[:4]}"
+            f"grpo.gradient_accumulation_steps {accumulation} x {processes} processes)"
         )
+        if rollouts % self.num_generations:
+            groups = [n for n in range(2, rollouts + 1) if rollouts % n == 0]
+            unit = self.num_generations // math.gcd(self.num_generations, per_device * processes)
+            raise UserError(
+                f"{shape} cannot be divided into groups of grpo.num_generations {self.num_generations}. Either set "
+                f"num_generations to one of {groups}, or gradient_accumulation_steps to a multiple of {unit}"
+            )
+        needed = rollouts // self.num_generations
+        if needed % group_size(order):
+            raise UserError(
+                f"{shape} are {needed} prompts, but order: both needs an even number so that both orders of a pair "
+                "share a step; double gradient_accumulation_steps"
+            )
+        if prompts < needed:
+            raise UserError(
+                f"{shape} need {needed} prompts, but there are only {prompts}. Lower the batch, raise "
+                "num_generations, or add data"
+            )
 
 
 @dataclass
@@ -109,19 +125,27 @@ class SamplesConfig:
     count: int = 8
     """Rollouts of such a step."""
 
+    def __post_init__(self):
+        if self.every < 1 or self.count < 0:
+            raise UserError("samples.every must be at least 1 and samples.count must not be negative")
+
+
+_REWARD = RewardConfig()
+_SAMPLES = SamplesConfig()
+
 
 def train(
     model: ModelConfig,
     data: list[DataConfig],
     out: str,
     grpo: GRPOSettings,
-    reward: RewardConfig | None = None,
+    reward: RewardConfig = _REWARD,
     process: ClassSpec | None = None,
     format: str = "rm_nlhf",
     prompt_file: str | None = None,
     order: Order = "random",
     validation: ValidationConfig | None = None,
-    samples: SamplesConfig | None = None,
+    samples: SamplesConfig = _SAMPLES,
     seed: int = 0,
     resume: bool = False,
     dry_run: bool = False,
@@ -145,24 +169,33 @@ def train(
         dry_run: Load and check everything but the weights, print the budget, and stop.
     """
     config = {k: v for k, v in locals().items() if k != "dry_run"}
-    reward, samples = reward or RewardConfig(), samples or SamplesConfig()
     setup_logging()
+    check_run(out, config, resume)
     judge_format = get_format(format, prompt_file)
     prepared = training_pairs(data, judge_format, order, seed)
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
     process_reward = process.build() if process else None
-    if process_reward is not None and not any(p.has_critique for p in prepared.pairs):
+    if process and not any(p.has_critique for p in prepared.pairs):
         raise UserError(
             f"process: {process.class_path} is configured but none of the {len(prepared.pairs)} training pairs has a "
             "human critique, so it would never learn or reward anything. Check field 'critiques' of the data and "
             "data.labelled_fraction, or leave out process for the outcome-only baseline"
         )
-    grpo.check_batch(processes())
-    rollouts = len(prepared.pairs) * grpo.num_generations
+    grpo.check_batch(processes(), order, len(prepared.pairs))
+
+    from trl import GRPOConfig
+
+    from nlhf.callbacks import MetricsLog, Validation, Watch, sample_writer
+    from nlhf.models import load_tokenizer
+
+    grpo.check_extra(GRPOConfig, "grpo")
+    tokenizer = load_tokenizer(model)
+    pairs, too_long = _fitting(prepared.pairs, judge_format, tokenizer, grpo.max_prompt_length, group_size(order))
+    grpo.check_batch(processes(), order, len(pairs))
     announce_budget(
         model,
         grpo,
-        rollouts,
+        len(pairs) * grpo.num_generations,
         grpo.max_prompt_length,
         grpo.max_completion_length,
         generates=True,
@@ -171,37 +204,42 @@ def train(
     if dry_run:
         return Path(out)
 
-    from trl import GRPOConfig
-
-    from nlhf.models import load_tokenizer, resolve
-
-    check_arguments(grpo.extra, GRPOConfig, "grpo")
-    tokenizer = load_tokenizer(model)
-    pairs, too_long = _fitting(prepared.pairs, judge_format, tokenizer, grpo.max_prompt_length)
-    folder = open_run(out, config, resume)
-    write_json(folder / "manifest.json", {"data": prepared.manifests, "prompts": len(pairs), "too_long": too_long})
-    judge_reward = JudgeReward(
-        pairs, judge_format.parse, reward, process_reward, record=sample_writer(folder, samples.every, samples.count)
-    )
-    trainer = make_trainer(resolve(model.name), model, tokenizer, judge_format, pairs, judge_reward, grpo, folder, seed)
+    judge_reward = JudgeReward(pairs, judge_format.parse, reward, process_reward)
+    trainer = make_trainer(model, tokenizer, judge_format, pairs, judge_reward, grpo, Path(out), seed, order)
+    manifest = {"data": prepared.manifests, "prompts": len(pairs), "too_long": too_long}
+    folder = begin_run(trainer, out, config, resume, manifest)
+    judge_reward.record = sample_writer(trainer, folder, samples.every, samples.count)
     log = MetricsLog(folder)
+    if validation and held_out:
+        trainer.add_callback(
+            Validation(
+                validation,
+                trainer,
+                folder,
+                judge_format,
+                held_out.pairs,
+                tokenizer,
+                grpo.max_completion_length,
+                log,
+            )
+        )
     trainer.add_callback(log)
     trainer.add_callback(Watch())
-    if validation and held_out:
-        watcher = Validation(
-            validation, folder, judge_format, held_out.pairs, tokenizer, grpo.max_completion_length, log
-        )
-        watcher.trainer = trainer
-        trainer.add_callback(watcher)
     run_trainer(trainer, folder, resume)
     return folder
 
 
-def _fitting(pairs: Sequence[Pair], judge_format: JudgeFormat, tokenizer: Any, limit: int) -> tuple[list[Pair], int]:
-    """The pairs whose prompts are short enough, and how many are not."""
+def _fitting(
+    pairs: Sequence[Pair], judge_format: JudgeFormat, tokenizer: Any, limit: int, group: int
+) -> tuple[list[Pair], int]:
+    """The pairs whose prompts are short enough, and how many are not; groups of neighbours stay or go together."""
     from nlhf.models import render_chat
 
-    kept = [p for p in pairs if len(render_chat(tokenizer, judge_format.render(p))) <= limit]
+    kept: list[Pair] = []
+    for start in range(0, len(pairs), group):
+        together = pairs[start : start + group]
+        if all(len(render_chat(tokenizer, judge_format.render(p))) <= limit for p in together):
+            kept += together
     dropped = len(pairs) - len(kept)
     if not kept:
         raise UserError(f"no prompt fits into grpo.max_prompt_length = {limit} tokens; raise it")
@@ -211,7 +249,6 @@ def _fitting(pairs: Sequence[Pair], judge_format: JudgeFormat, tokenizer: Any, l
 
 
 def make_trainer(
-    model_path: str,
     model: ModelConfig,
     tokenizer: Any,
     judge_format: JudgeFormat,
@@ -220,53 +257,74 @@ def make_trainer(
     grpo: GRPOSettings,
     folder: Path,
     seed: int,
+    order: Order = "random",
 ) -> Any:
     """Trl's GRPOTrainer on judge prompts, with a sampler that survives resuming.
 
     trl draws a new permutation from one running generator at the start of every epoch, so a run resumed after an epoch
-    boundary would replay the first permutation. Ours depends on seed and epoch alone.
+    boundary would replay the first permutation. Ours depends on seed and epoch alone, and keeps both orders of a pair
+    in one step where both are shown.
+
+    Args:
+        model: The model to train; it is loaded by name, as is the copy for the KL term.
+        tokenizer: Its tokenizer.
+        judge_format: Renders the prompts.
+        pairs: Pairs in the order in which they are shown.
+        judge_reward: The reward; its ``pair_index`` points into ``pairs``.
+        grpo: Settings.
+        folder: Where checkpoints go.
+        seed: Seed of the shuffling and of the rollouts.
+        order: Whether neighbours belong together.
     """
-    import torch
     from datasets import Dataset
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import GRPOConfig, GRPOTrainer
     from trl.trainer.utils import RepeatSampler
 
-    from nlhf.models import safe_messages
+    from nlhf.models import resolve, safe_messages
 
-    class EpochSampler(RepeatSampler):
-        def set_epoch(self, epoch: int) -> None:
-            self.generator.manual_seed(self.seed + epoch)
+    class ShuffledRepeatSampler(RepeatSampler):
+        """trl's repetitions of prompts, over a permutation of our own."""
+
+        def __init__(self, parent: RepeatSampler, trainer: GRPOTrainer):
+            super().__init__(
+                parent.data_source, parent.mini_repeat_count, parent.batch_size, parent.repeat_count, shuffle=False
+            )
+            self.trainer = trainer
+
+        def __iter__(self) -> Iterator[int]:
+            permutation = shuffled(self.num_samples, group_size(order), seed + int(self.trainer.state.epoch or 0))
+            return (permutation[i] for i in super().__iter__())
 
     class JudgeTrainer(GRPOTrainer):
         def _get_train_sampler(self, dataset=None):
             sampler = super()._get_train_sampler(dataset)
-            sampler.__class__ = EpochSampler
-            return sampler
+            return ShuffledRepeatSampler(sampler, self) if sampler.shuffle else sampler
 
     prompts = [safe_messages(tokenizer, judge_format.render(p)) for p in pairs]
     rows = Dataset.from_dict({"prompt": prompts, "pair_index": list(range(len(pairs)))})
-    arguments = grpo.arguments()
-    arguments.pop("max_prompt_length")
-    on_cpu = not torch.cuda.is_available()
-    dtype = {"auto": "float32" if on_cpu else "bfloat16"}.get(model.dtype, model.dtype)
-    init = {"dtype": dtype, "attn_implementation": model.attn_implementation, "revision": model.revision}
-    defaults = {
-        "output_dir": str(folder),
-        "seed": seed,
-        "bf16": not on_cpu and dtype == "bfloat16",
-        "report_to": "none",
-        "remove_unused_columns": False,
+    init = {
+        "dtype": training_dtype(model)[0],
+        "attn_implementation": model.attn_implementation,
+        "revision": model.revision,
+    }
+    arguments = {
         "model_init_kwargs": {k: v for k, v in init.items() if v is not None},
         "trust_remote_code": model.trust_remote_code,
+        **trainer_arguments(folder, seed, model, grpo),
     }
+    del arguments["max_prompt_length"]
     try:
-        settings = GRPOConfig(**defaults | arguments)
+        settings = GRPOConfig(**arguments)
     except (ValueError, TypeError) as error:
         raise UserError(f"grpo: {error}") from error
-    return JudgeTrainer(
-        model=model_path,
+    trainer = JudgeTrainer(
+        model=resolve(model.name),
         reward_funcs=judge_reward,
         args=settings,
         train_dataset=rows,
         processing_class=tokenizer,
     )
+    trainer.remove_callback(PrinterCallback)  # nlhf.callbacks shows the figures
+    trainer.remove_callback(ProgressCallback)
+    return trainer

@@ -1,30 +1,28 @@
-"""What cold start and reinforcement share: training pairs, validation with the best model kept, logs, resume.
+"""What cold start and reinforcement share: training pairs, the order they are shown in, checkpoints and resuming.
 
-Station of the path: Pair -> **trainer**. The trainers themselves are those of transformers and trl; everything here is
-preparation and callbacks.
+Station of the path: Pair -> **trainer**. The trainers themselves are those of transformers and trl; everything here and
+in `nlhf.callbacks` is preparation and watching.
 """
 
 import json
 import logging
 import math
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import TrainerCallback
-
 from nlhf.config import ClassSpec, OptimizationConfig, Order
 from nlhf.errors import UserError
-from nlhf.files import append_jsonl, read_jsonl, write_json, write_jsonl
+from nlhf.files import read_jsonl, write_json, write_jsonl
 from nlhf.formats.base import JudgeFormat
-from nlhf.judge import Judge, shown_pairs
+from nlhf.judge import shown_pairs
 from nlhf.manifest import build_manifest
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair, swap_at_random
+from nlhf.runs import open_run
 from nlhf.sources import DataConfig, load_pairs
 
 logger = logging.getLogger(__name__)
@@ -50,8 +48,9 @@ class ValidationConfig:
     """Prompts that are generated for at once."""
 
     def __post_init__(self):
-        if self.every < 1:
-            raise UserError(f"validation.every must be at least 1, got {self.every}")
+        for name in ("every", "batch_size"):
+            if getattr(self, name) < 1:
+                raise UserError(f"validation.{name} must be at least 1, got {getattr(self, name)}")
         if self.metric == "critique_f1" and self.scorer is None:
             raise UserError("validation.metric is critique_f1 but validation.scorer is not set")
 
@@ -84,8 +83,8 @@ def training_pairs(sources: Sequence[DataConfig], judge_format: JudgeFormat, ord
         unlabelled = next((p for p in loaded if p.label is None), None)
         if unlabelled:
             raise UserError(
-                f"source {config.source!r}: pair {unlabelled.id!r} has no label; training needs one for each pair. "
-                "Set field 'label', or leave such pairs out"
+                f"{config.path or config.source}: pair {unlabelled.id!r} has no label; training needs one for each "
+                "pair. Set field 'label', or leave such pairs out"
             )
         manifests.append(build_manifest(config, loaded, drops).to_dict())
         pairs += loaded
@@ -95,6 +94,31 @@ def training_pairs(sources: Sequence[DataConfig], judge_format: JudgeFormat, ord
     if repeated:
         raise UserError(f"data: pair id {repeated[0]!r} occurs in two sources; ids must be unique within a run")
     return TrainingData(put_in_order(pairs, order, seed), manifests)
+
+
+def put_in_order(pairs: Sequence[Pair], order: Order, seed: int) -> list[Pair]:
+    """Pairs as a judge will see them: exchanged by a seeded coin, in both orders (side by side), or as given."""
+    if order == "random":
+        return swap_at_random(pairs, seed)
+    if order == "both":
+        return [shown for _, shown in shown_pairs(pairs)]
+    return list(pairs)
+
+
+def group_size(order: Order) -> int:
+    """How many neighbouring rows stay together when rows are shuffled: both orders of a pair share a batch."""
+    return 2 if order == "both" else 1
+
+
+def shuffled(rows: int, group: int, seed: int) -> list[int]:
+    """A permutation of ``range(rows)`` that keeps groups of neighbours together; it depends on the seed alone.
+
+    Seeds of the form run's seed + epoch make a resumed run see the order that an uninterrupted one would have seen.
+    """
+    import torch
+
+    starts = torch.randperm(rows // group, generator=torch.Generator().manual_seed(seed)) * group
+    return [start + i for start in starts.tolist() for i in range(group)]
 
 
 def announce_budget(
@@ -117,14 +141,16 @@ def announce_budget(
         generates: The completions are sampled during training.
         reference: A frozen copy of the model is kept.
     """
+    if os.environ.get("RANK", "0") != "0":
+        return
     import torch
     from rich.console import Console
 
     from nlhf.budget import Workload, estimate
-    from nlhf.models import load_config, pick_dtype
+    from nlhf.models import load_config
 
     on_gpu = torch.cuda.is_available()
-    dtype = str(pick_dtype(model.dtype, "cuda" if on_gpu else "cpu")).removeprefix("torch.")
+    weights, autocast = training_dtype(model)
     step = settings.per_device_train_batch_size * settings.gradient_accumulation_steps * processes()
     steps = settings.max_steps if settings.max_steps > 0 else math.ceil(rows / step * settings.num_train_epochs)
     work = Workload(
@@ -135,16 +161,46 @@ def announce_budget(
         steps=steps,
         processes=processes(),
         sharding=_sharding(),
-        weights_dtype=dtype,
-        compute_dtype=dtype,
+        weights_dtype=weights,
+        compute_dtype="bfloat16" if autocast else weights,
         reference=reference,
         generates=generates,
         gradient_checkpointing=settings.gradient_checkpointing,
         device_memory=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
     )
     console = Console(stderr=True)
-    console.print(f"{model.name}: {steps} steps of {step} sequences on {processes()} process(es), {dtype}")
+    console.print(f"{model.name}: {steps} steps of {step} sequences on {processes()} process(es), weights {weights}")
     console.print(estimate(load_config(model.name, model.revision, model.trust_remote_code), work).render())
+
+
+def training_dtype(model: ModelConfig) -> tuple[str, bool]:
+    """The number format of trained weights, and whether to compute in bfloat16.
+
+    ``auto`` keeps weights in float32, also on a GPU, where the model computes in bfloat16: steps of a learning rate
+    like 1e-6 are smaller than what a weight in bfloat16 can resolve, and would be lost.
+    """
+    import torch
+
+    weights = "float32" if model.dtype == "auto" else model.dtype
+    return weights, torch.cuda.is_available() and model.dtype in ("auto", "bfloat16")
+
+
+def trainer_arguments(folder: Path, seed: int, model: ModelConfig, settings: OptimizationConfig) -> dict[str, Any]:
+    """Arguments of transformers.TrainingArguments that both kinds of training share; the settings win."""
+    import torch
+
+    on_cpu = not torch.cuda.is_available()
+    return {
+        "output_dir": str(folder),
+        "seed": seed,
+        "bf16": training_dtype(model)[1],
+        "use_cpu": on_cpu,
+        "dataloader_pin_memory": not on_cpu,
+        "remove_unused_columns": False,  # ours are read by the reward or the loss
+        "logging_nan_inf_filter": False,  # it would show the last good loss in place of NaN
+        "report_to": "none",
+        **settings.arguments(),
+    }
 
 
 def processes() -> int:
@@ -152,7 +208,7 @@ def processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sharding() -> str:
+def _sharding() -> Literal["none", "zero2", "full"]:
     """How accelerate's launcher was told to split the model's state."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return "full"
@@ -160,204 +216,69 @@ def _sharding() -> str:
     return {"2": "zero2", "3": "full"}.get(stage, "none")
 
 
-def put_in_order(pairs: Sequence[Pair], order: Order, seed: int) -> list[Pair]:
-    """Pairs as a judge will see them: exchanged by a seeded coin, in both orders (side by side), or as given."""
-    if order == "random":
-        return swap_at_random(pairs, seed)
-    if order == "both":
-        return [shown for _, shown in shown_pairs(pairs)]
-    return list(pairs)
+def for_training(model: ModelConfig) -> ModelConfig:
+    """The configuration to load a model with when it is to be trained."""
+    return replace(model, dtype=training_dtype(model)[0])
 
 
-class MetricsLog(TrainerCallback):
-    """Writes every row of metrics to ``metrics.jsonl``, and nothing else writes there."""
+def begin_run(trainer: Any, out: str, config: Mapping[str, Any], resume: bool, manifest: Mapping[str, Any]) -> Path:
+    """Open the folder of a run and write its manifest, in the first process.
 
-    def __init__(self, folder: Path):
-        self.path = folder / "metrics.jsonl"
-        self.started = time.perf_counter()
-
-    def write(self, step: int, row: dict[str, Any]) -> None:
-        """Append a row."""
-        append_jsonl(self.path, {"step": step, "seconds": round(time.perf_counter() - self.started, 2), **row})
-
-    def on_log(self, args, state, control, logs=None, **_):
-        """Called by the trainer with its metrics."""
-        if state.is_world_process_zero and logs:
-            self.write(state.global_step, logs)
-
-
-class Watch(TrainerCallback):
-    """Warns of what ruins a run silently, at most once in ``patience`` rows of metrics for each kind."""
-
-    def __init__(self, patience: int = 25):
-        self.patience = patience
-        self._quiet_until: Counter = Counter()
-        self._rows = 0
-        self._best_format_rate = 0.0
-
-    def on_log(self, args, state, control, logs=None, **_):
-        """Look at the newest metrics."""
-        logs = logs or {}
-        self._rows += 1
-        truncated = logs.get("completions/clipped_ratio")
-        if truncated is not None and truncated > 0.2:
-            self._warn(
-                "truncation",
-                f"{truncated:.0%} of the replies hit the token limit and most of them lose their verdict; raise "
-                "grpo.max_completion_length",
-            )
-        idle = logs.get("frac_reward_zero_std")
-        if idle is not None and idle > 0.8:
-            self._warn(
-                "zero variance",
-                f"in {idle:.0%} of the groups all rewards are equal, so they teach nothing (a loss near 0 is then "
-                "expected); use harder pairs, a higher temperature or more rollouts a prompt",
-            )
-        rate = logs.get("format_rate")
-        if rate is not None:
-            self._best_format_rate = max(self._best_format_rate, rate)
-            if rate < 0.5 * self._best_format_rate:
-                self._warn(
-                    "format collapse",
-                    f"only {rate:.0%} of the replies are well-formed, down from {self._best_format_rate:.0%}; lower "
-                    "the learning rate or raise grpo.beta, and use the best model rather than the last",
-                )
-        for name in ("loss", "grad_norm"):
-            value = logs.get(name)
-            if isinstance(value, float) and not math.isfinite(value):
-                raise FloatingPointError(f"step {state.global_step}: {name} is {value}; lower the learning rate")
-
-    def _warn(self, kind: str, message: str) -> None:
-        if self._rows >= self._quiet_until[kind]:
-            self._quiet_until[kind] = self._rows + self.patience
-            logger.warning("%s: %s", kind, message)
-
-
-class Validation(TrainerCallback):
-    """Judges held-out pairs greedily in both orders now and then, and keeps the best model in ``best/``.
-
-    Chance is not touched, so a run trains the same with and without it.
+    Everything that can fail for a reason of the user's comes before it: a folder that is begun would be in the way of
+    the next try.
     """
-
-    def __init__(
-        self,
-        config: ValidationConfig,
-        folder: Path,
-        judge_format: JudgeFormat,
-        pairs: Sequence[Pair],
-        tokenizer: Any,
-        max_new_tokens: int,
-        log: MetricsLog,
-    ):
-        from nlhf.generation import SamplingConfig
-
-        self.config, self.folder, self.format, self.pairs = config, folder, judge_format, list(pairs)
-        self.tokenizer, self.log = tokenizer, log
-        self.sampling = SamplingConfig(max_new_tokens=max_new_tokens, batch_size=config.batch_size)
-        self.scorer = config.scorer.build() if config.scorer else None
-        self.trainer: Any = None  # set once the trainer exists
-
-    def on_train_begin(self, args, state, control, **_):
-        """The judge before training, unless it was judged before an interruption."""
-        if state.global_step == 0:
-            self._validate(0)
-
-    def on_step_end(self, args, state, control, **_):
-        """Validate every so many steps and after the last."""
-        if state.global_step % self.config.every == 0 or state.global_step == state.max_steps:
-            self._validate(state.global_step)
-
-    def _validate(self, step: int) -> None:
-        from nlhf.metrics import compute
-
-        records = self._records()
-        metrics = {name: metric.value for name, metric in compute(records, resamples=0).items()}
-        accelerator = self.trainer.accelerator
-        value = metrics[self.config.metric]
-        best = self._best()
-        improved = value is not None and (best is None or value > best)
-        if accelerator.is_main_process:
-            self.log.write(step, {f"validation/{k}": v for k, v in metrics.items() if v is not None})
-            logger.info("step %d: validation %s", step, _brief(metrics))
-        if improved:
-            self.trainer.save_model(str(self.folder / "best"))
-            if accelerator.is_main_process:
-                write_json(self.folder / "best" / "validation.json", {"step": step, **metrics})
-        accelerator.wait_for_everyone()
-
-    def _best(self) -> float | None:
-        path = self.folder / "best" / "validation.json"
-        return json.loads(path.read_text())[self.config.metric] if path.is_file() else None
-
-    def _records(self) -> list:
-        """Records of all pairs; each process judges its share."""
-        from accelerate.utils import gather_object
-        from trl.models import unwrap_model_for_generation
-
-        from nlhf.generation import TransformersGenerator
-        from nlhf.metrics import Record
-
-        accelerator = self.trainer.accelerator
-        share = self.pairs[accelerator.process_index :: accelerator.num_processes]
-        with unwrap_model_for_generation(self.trainer.model_wrapped, accelerator) as model:
-            judge = Judge(self.format, TransformersGenerator(model, self.tokenizer, self.sampling))
-            judgements = judge.judge(share)
-        shown = [pair for _, pair in shown_pairs(share)]
-        matches = (
-            self.scorer.score([j.verdict.critique for j in judgements], shown) if self.scorer else [None] * len(shown)
-        )
-        by_id = {pair.id: pair for pair in share}
-        records = [Record.of(j, by_id[j.pair_id], m) for j, m in zip(judgements, matches, strict=True)]
-        return gather_object(records)
+    if trainer.accelerator.is_main_process:
+        folder = open_run(out, config, resume)
+        write_json(folder / "manifest.json", manifest)
+    trainer.accelerator.wait_for_everyone()
+    return Path(out)
 
 
-def _brief(metrics: dict[str, float | None]) -> str:
-    names = ("accuracy", "parse_rate", "position_consistency", "critique_f1", "wrong_critique_rate")
-    return ", ".join(f"{n} {metrics[n]:.3f}" for n in names if metrics.get(n) is not None)
-
-
-def last_checkpoint(folder: Path) -> str | None:
+def last_checkpoint(folder: Path) -> Path | None:
     """The newest complete checkpoint of a run, or None.
 
-    A checkpoint that a kill left half-written has no ``trainer_state.json`` (it is written last) and is passed over.
+    A checkpoint that a kill left half-written has no readable ``trainer_state.json`` (it is written last) and is passed
+    over.
     """
-    found = [p for p in folder.glob("checkpoint-*") if (p / "trainer_state.json").is_file()]
-    return str(max(found, key=lambda p: int(p.name.rsplit("-", 1)[1]))) if found else None
+    return max((p for p in folder.glob("checkpoint-*") if _complete(p)), key=_step, default=None)
+
+
+def _step(checkpoint: Path) -> int:
+    return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+def _complete(checkpoint: Path) -> bool:
+    try:
+        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    # Of several processes each writes the state of its own random numbers, some perhaps after the first is done.
+    return processes() == 1 or all((checkpoint / f"rng_state_{rank}.pth").is_file() for rank in range(processes()))
 
 
 def forget_after(folder: Path, step: int) -> None:
-    """Cut logs back to what was known at ``step``: a resumed run repeats what an interrupted one did after it."""
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    """Cut logs back to what was known after ``step`` steps: a resumed run repeats what an interrupted one did then.
+
+    A row of metrics comes after its step, a sample (numbered from 0) is drawn before the step is taken.
+    """
+    for name, end in (("metrics.jsonl", step + 1), ("samples.jsonl", step)):
         path = folder / name
         if path.is_file():
-            write_jsonl(path, [row for _, row in read_jsonl(path, skip_torn=True) if row.get("step", 0) <= step])
+            write_jsonl(path, [row for _, row in read_jsonl(path, skip_torn=True) if row.get("step", 0) < end])
 
 
 def run_trainer(trainer: Any, folder: Path, resume: bool) -> None:
     """Train to the end, from the last checkpoint if there is one to resume, and save the model in ``final/``."""
+    from nlhf.callbacks import save_whole
+
+    if resume and (folder / "final").is_dir():
+        logger.info("%s is finished; nothing is left to do", folder)
+        return
     checkpoint = last_checkpoint(folder) if resume else None
     if trainer.accelerator.is_main_process:
-        forget_after(folder, int(checkpoint.rsplit("-", 1)[1]) if checkpoint else -1)
+        forget_after(folder, _step(checkpoint) if checkpoint else -1)
         if checkpoint:
             logger.info("resuming from %s", checkpoint)
     trainer.accelerator.wait_for_everyone()
-    trainer.train(resume_from_checkpoint=checkpoint)
-    trainer.save_model(str(folder / "final"))
-
-
-def sample_writer(folder: Path, every: int, groups: int) -> Callable[[int, list[dict[str, Any]]], None]:
-    """A function that writes the first replies of every so many steps to ``samples.jsonl``."""
-
-    def record(step: int, rows: list[dict[str, Any]]) -> None:
-        if step % every == 0:
-            for row in rows[:groups]:
-                append_jsonl(folder / "samples.jsonl", {"step": step, **row})
-
-    return record
-
-
-def setup_logging() -> None:
-    """Progress and warnings on standard error, in one line each."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", force=True)
-    for noisy in ("httpx", "filelock", "urllib3", "datasets", "matplotlib", "fsspec"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    save_whole(trainer, folder / "final")

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from nlhf.critique.arguments import Argument
 
@@ -72,6 +71,8 @@ def match(
     if not repeated and generated and reference:
         # The constant lets a match count even at similarity 0, where the threshold allows it.
         allowed = np.where(gate(generated, reference) & (similarity >= threshold), similarity + 1e-9, 0.0)
+        from scipy.optimize import linear_sum_assignment
+
         rows, columns = linear_sum_assignment(allowed, maximize=True)
         found = tuple((int(i), int(j)) for i, j in zip(rows, columns, strict=True) if allowed[i, j] > 0)
     precision = len(found) / len(generated) if generated else 0.0

@@ -1,0 +1,222 @@
+"""What happens at steps of a training run: metrics, progress, warnings, and validation that keeps the best model.
+
+Station of the path: **trainer**. All are callbacks of transformers' Trainer, from which trl's trainers descend.
+"""
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from nlhf.files import append_jsonl, write_json
+from nlhf.formats.base import JudgeFormat
+from nlhf.judge import Judge, shown_pairs
+from nlhf.pairs import Pair
+from nlhf.training import ValidationConfig
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = ("loss", "reward", "format_rate", "outcome", "process/bonus", "kl", "entropy", "completions/mean_length")
+_SHOWN_OF_VALIDATION = ("accuracy", "parse_rate", "position_consistency", "critique_f1", "wrong_critique_rate")
+
+
+class MetricsLog(TrainerCallback):
+    """Writes every row of metrics to ``metrics.jsonl``, where nothing else writes, and shows a line of each."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "metrics.jsonl"
+        self.started = time.perf_counter()
+
+    def write(self, step: int, row: dict[str, Any]) -> None:
+        """Append a row."""
+        append_jsonl(self.path, {"step": step, "seconds": round(time.perf_counter() - self.started, 2), **row})
+
+    def on_log(self, args, state, control, logs=None, **_):
+        """Called by the trainer with its metrics."""
+        if not (state.is_world_process_zero and logs):
+            return
+        self.write(state.global_step, logs)
+        if "train_runtime" in logs:
+            logger.info("trained %d steps in %.0f s", state.global_step, logs["train_runtime"])
+        else:
+            logger.info("step %d/%d: %s", state.global_step, state.max_steps, _brief(logs, _SHOWN))
+
+
+def _brief(figures: dict[str, Any], names: Sequence[str]) -> str:
+    return ", ".join(f"{n} {figures[n]:.3g}" for n in names if isinstance(figures.get(n), int | float))
+
+
+class Watch(TrainerCallback):
+    """Warns of what ruins a run silently, at most once in ``patience`` rows of metrics for each kind.
+
+    Raises:
+        FloatingPointError: the loss or the gradient is NaN or infinite (on_log).
+    """
+
+    def __init__(self, patience: int = 25):
+        self.patience = patience
+        self._quiet_until: Counter = Counter()
+        self._rows = 0
+        self._best_format_rate = 0.0
+
+    def on_log(self, args, state, control, logs=None, **_):
+        """Look at the newest metrics."""
+        logs = logs or {}
+        self._rows += 1
+        for name in ("loss", "grad_norm"):
+            value = logs.get(name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FloatingPointError(f"step {state.global_step}: {name} is {value}; lower the learning rate")
+        if not state.is_world_process_zero:
+            return
+        truncated = logs.get("completions/clipped_ratio")
+        if truncated is not None and truncated > 0.2:
+            self._warn(
+                "truncation",
+                f"{truncated:.0%} of the replies hit the token limit and most of them lose their verdict; raise "
+                "grpo.max_completion_length",
+            )
+        idle = logs.get("frac_reward_zero_std")
+        if idle is not None and idle > 0.8:
+            self._warn(
+                "zero variance",
+                f"in {idle:.0%} of the groups all rewards are equal, so they teach nothing (a loss near 0 is then "
+                "expected); use harder pairs, a higher temperature or more rollouts a prompt",
+            )
+        rate = logs.get("format_rate")
+        if rate is not None:
+            self._best_format_rate = max(self._best_format_rate, rate)
+            if rate < 0.5 * self._best_format_rate:
+                self._warn(
+                    "format collapse",
+                    f"only {rate:.0%} of the replies are well-formed, down from {self._best_format_rate:.0%}; lower "
+                    "the learning rate or raise grpo.beta, and use the best model rather than the last",
+                )
+
+    def _warn(self, kind: str, message: str) -> None:
+        if self._rows >= self._quiet_until[kind]:
+            self._quiet_until[kind] = self._rows + self.patience
+            logger.warning("%s: %s", kind, message)
+
+
+class Validation(TrainerCallback):
+    """Judges held-out pairs greedily in both orders now and then, and keeps the best model in ``best/``.
+
+    Chance is not touched, so a run trains the same with and without it.
+    """
+
+    def __init__(
+        self,
+        config: ValidationConfig,
+        trainer: Any,
+        folder: Path,
+        judge_format: JudgeFormat,
+        pairs: Sequence[Pair],
+        tokenizer: Any,
+        max_new_tokens: int,
+        log: MetricsLog,
+    ):
+        from nlhf.generation import SamplingConfig
+
+        self.config, self.trainer, self.folder = config, trainer, folder
+        self.format, self.pairs, self.tokenizer, self.log = judge_format, list(pairs), tokenizer, log
+        self.sampling = SamplingConfig(max_new_tokens=max_new_tokens, batch_size=config.batch_size)
+        self.scorer = config.scorer.build() if config.scorer else None
+
+    def on_train_begin(self, args, state, control, **_):
+        """The judge before training, unless it was judged before an interruption."""
+        if state.global_step == 0:
+            self._validate(0)
+
+    def on_step_end(self, args, state, control, **_):
+        """Validate every so many steps and after the last."""
+        if state.global_step % self.config.every == 0 or state.global_step == state.max_steps:
+            self._validate(state.global_step)
+
+    def _validate(self, step: int) -> None:
+        from nlhf.metrics import compute
+
+        metrics = {name: metric.value for name, metric in compute(self._records(), resamples=0).items()}
+        if self.trainer.accelerator.is_main_process:
+            self.log.write(step, {f"validation/{k}": v for k, v in metrics.items() if v is not None})
+            logger.info("step %d: validation %s", step, _brief(metrics, _SHOWN_OF_VALIDATION))
+        if self._improves(metrics[self.config.metric]):
+            save_whole(self.trainer, self.folder / "best", {"validation.json": {"step": step, **metrics}})
+
+    def _improves(self, value: float | None) -> bool:
+        """Whether this is the best model so far: the first process, which has the files, decides for all."""
+        from accelerate.utils import broadcast_object_list
+
+        path = self.folder / "best" / "validation.json"
+        best = json.loads(path.read_text(encoding="utf-8"))[self.config.metric] if path.is_file() else None
+        return broadcast_object_list([value is not None and (best is None or value > best)])[0]
+
+    def _records(self) -> list:
+        """Records of all pairs; each process judges its share."""
+        from accelerate.utils import DistributedType, gather_object
+        from trl.models import unwrap_model_for_generation
+
+        from nlhf.generation import TransformersGenerator
+        from nlhf.metrics import Record
+
+        accelerator = self.trainer.accelerator
+        # Weights that are split over processes come together layer by layer, so all must take the same steps: each
+        # judges everything. Otherwise each has the whole model and judges its share.
+        sharded = accelerator.distributed_type == DistributedType.FSDP
+        share = self.pairs if sharded else self.pairs[accelerator.process_index :: accelerator.num_processes]
+        with unwrap_model_for_generation(self.trainer.model_wrapped, accelerator) as model:
+            judge = Judge(self.format, TransformersGenerator(model, self.tokenizer, self.sampling))
+            judgements = judge.judge(share)
+        shown = [pair for _, pair in shown_pairs(share)]
+        matches = (
+            self.scorer.score([j.verdict.critique for j in judgements], shown) if self.scorer else [None] * len(shown)
+        )
+        by_id = {pair.id: pair for pair in share}
+        records = [Record.of(j, by_id[j.pair_id], m) for j, m in zip(judgements, matches, strict=True)]
+        return records if sharded else gather_object(records)
+
+
+def save_whole(trainer: Any, folder: Path, documents: dict[str, Any] | None = None) -> None:
+    """Save the trainer's model so that the folder is the old one or the new one, whenever the process is killed.
+
+    Args:
+        trainer: The trainer; all its processes must call this.
+        folder: The folder to make or to replace.
+        documents: JSON documents to put beside the weights, by file name.
+    """
+    new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
+    trainer.save_model(str(new))
+    if trainer.accelerator.is_main_process:
+        for name, document in (documents or {}).items():
+            write_json(new / name, document)
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    trainer.accelerator.wait_for_everyone()
+
+
+def sample_writer(trainer: Any, folder: Path, every: int, count: int) -> Callable[[int, list[dict[str, Any]]], None]:
+    """A function that writes the first rollouts of every so many steps to ``samples.jsonl``.
+
+    Args:
+        trainer: The trainer; its first process writes.
+        folder: The run's folder.
+        every: Steps between samples.
+        count: Rollouts of such a step.
+    """
+
+    def record(step: int, rows: list[dict[str, Any]]) -> None:
+        if trainer.accelerator.is_main_process and step % every == 0:
+            for row in rows[:count]:
+                append_jsonl(folder / "samples.jsonl", {"step": step, **row})
+
+    return record

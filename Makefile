@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check $(if $(CI),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install quickstart test lint format clean
+.PHONY: help install quickstart test lint format tables clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ lint: $(STAMP) ## Check style
 format: $(STAMP) ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+tables: $(STAMP) ## Write the tables in the documents from saved results
+	$(BIN)/python docs/tables.py
 
 clean: ## Remove caches and build outputs; .venv and runs stay
 	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ critique afterwards: two runs, the second starting from the first.
 """
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ from nlhf.training import (
 
 logger = logging.getLogger(__name__)
 
+_SIDE = re.compile(r"(?:^|<critics>)\s*([AB]) (?:praise|blame):", re.MULTILINE)
+
 
 @dataclass
 class ColdStartConfig(OptimizationConfig):
@@ -49,6 +52,9 @@ class ColdStartConfig(OptimizationConfig):
     verdict_weight: float = 1.0
     """Weight of each verdict token in the loss; critique tokens weigh 1."""
 
+    side_weight: float = 1.0
+    """Weight of the side that begins a critique line ("A blame: ..."): it is read before the verdict and decides it."""
+
     max_length: int = 4096
     """Longest prompt with reply, in tokens; longer rows are left out and counted."""
 
@@ -57,8 +63,9 @@ class ColdStartConfig(OptimizationConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.verdict_weight <= 0:
-            raise UserError(f"sft.verdict_weight must be positive, got {self.verdict_weight}")
+        for name in ("verdict_weight", "side_weight"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"sft.{name} must be positive, got {getattr(self, name)}")
 
 
 def cold_start(
@@ -168,10 +175,23 @@ def _row(tokenizer: Any, judge_format: JudgeFormat, pair: Pair, sft: ColdStartCo
     prompt = render_chat(tokenizer, judge_format.render(pair))
     critique = next((c for c in pair.critiques if not c.empty), None)
     parts = judge_format.target(pair, critique, verdict_only=sft.target == "verdict")
-    reasons, verdict = (tokenizer(part, add_special_tokens=False)["input_ids"] if part else [] for part in parts)
-    verdict = [*verdict, tokenizer.eos_token_id]
-    weights = [0.0] * len(prompt) + [1.0] * len(reasons) + [sft.verdict_weight] * len(verdict)
+    reasons, reason_weights = _weighted_reasons(tokenizer, parts[0], sft.side_weight)
+    verdict = [*tokenizer(parts[1], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    weights = [0.0] * len(prompt) + reason_weights + [sft.verdict_weight] * len(verdict)
     return {"input_ids": prompt + reasons + verdict, "weights": weights}
+
+
+def _weighted_reasons(tokenizer: Any, reasons: str, side_weight: float) -> tuple[list[int], list[float]]:
+    """Token ids of the critique part and their weights: ``side_weight`` for the side that begins a line, else 1."""
+    if not reasons:
+        return [], []
+    encoded = tokenizer(reasons, add_special_tokens=False, return_offsets_mapping=side_weight != 1)
+    ids = list(encoded["input_ids"])
+    if side_weight == 1:  # no need of offsets, which slow tokenizers lack
+        return ids, [1.0] * len(ids)
+    sides = [match.start(1) for match in _SIDE.finditer(reasons)]
+    at_side = [any(start <= side < end for side in sides) for start, end in encoded["offset_mapping"]]
+    return ids, [side_weight if at else 1.0 for at in at_side]
 
 
 def make_trainer(
@@ -245,7 +265,7 @@ def make_trainer(
             "weights": torch.tensor([r["weights"] + [0.0] * (width - len(r["weights"])) for r in batch]),
         }
 
-    ours = ("target", "verdict_weight", "max_length", "max_completion_length")
+    ours = ("target", "verdict_weight", "side_weight", "max_length", "max_completion_length")
     arguments = {k: v for k, v in trainer_arguments(folder, seed, model, sft).items() if k not in ours}
     try:
         settings = TrainingArguments(**arguments)

@@ -39,8 +39,10 @@ def write_text(path: str | Path, text: str) -> None:
             file.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):  # a full disk, or a folder where the file should be
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from None
         raise
 
 

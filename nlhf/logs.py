@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import warnings
 
 _NOISY = ("httpx", "filelock", "urllib3", "datasets", "matplotlib", "fsspec")
@@ -20,7 +21,9 @@ def setup_logging() -> None:
     root.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    # Every load and save of a model would draw a bar of its own. Read when the hub client is imported.
+    # Every load and save of a model would draw a bar of its own. The variable is read when transformers is imported.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if transformers := sys.modules.get("transformers"):
+        transformers.utils.logging.disable_progress_bar()
     # transformers and trl call these deprecated names themselves.
     warnings.filterwarnings("ignore", message=r"`(is_)?gradient_checkpointing", category=FutureWarning)

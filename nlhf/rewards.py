@@ -8,10 +8,12 @@ pair whose better response is known:
 3. process: a right label is R = 1 + 0.5 * bonus, where the bonus in [0, 1] comes from a `ProcessReward`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
+from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
 from nlhf.pairs import Pair
@@ -65,10 +67,39 @@ class ProcessReward(Protocol):
     It sees every rollout of the step, also wrong and ill-formed ones (a learning reward needs them as examples), but
     its bonus counts only where the label is right and the reply well-formed. ``log_metric(name, value)`` records a
     figure.
+
+    An attribute ``gated = False`` takes the label's gate away: what is returned is then the row's reward itself, not a
+    bonus in [0, 1], and stands whatever the label (only a format failure still costs its penalty).
     """
 
     def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]:
         """One bonus a rollout."""
+        ...
+
+
+@runtime_checkable
+class LearningReward(ProcessReward, Protocol):
+    """A process reward that learns from the rollouts that it sees.
+
+    It is called once for each optimiser step of the judge, in all processes at once, which must all end with the same
+    state. Its state is saved with every checkpoint and restored on resuming.
+
+    Attributes:
+        training: False while the trainer evaluates; it must not learn then. The trainer sets it.
+    """
+
+    training: bool
+
+    def prepare(self) -> None:
+        """Load what is heavy; called once, when the processes know of each other but no folder is made yet."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes by learning, as `torch.save` can write it and `torch.load` can safely read it."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave, exactly."""
         ...
 
 
@@ -86,22 +117,35 @@ class CritiqueReward:
 
     def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]:
         """See `ProcessReward`. Only well-formed rollouts with the right label are scored."""
-        bonuses: list[float | None] = [0.0 if r.pair.has_critique else None for r in rollouts]
+        matches = self.compare(rollouts)
+        self.log(matches, log_metric)
+        return [self.bonus(rollout, match) for rollout, match in zip(rollouts, matches, strict=True)]
+
+    def compare(self, rollouts: Sequence[Rollout]) -> list[CritiqueMatch | None]:
+        """Agreement of each critique with the human's; None where it earns nothing, whatever it says."""
         scored = [i for i, r in enumerate(rollouts) if r.pair.has_critique and r.well_formed and r.correct]
-        matches = self.scorer.score([rollouts[i].verdict.critique for i in scored], [rollouts[i].pair for i in scored])
-        failures = 0
-        f1s = []
-        for i, match in zip(scored, matches, strict=True):
-            if match is None or match.failure:
-                failures += 1
-                continue
-            f1s.append(match.f1)
-            bonuses[i] = match.f1 if self.form == "soft" else float(match.f1 >= self.threshold)
-        log_metric("process/scorer_failures", failures)
-        if f1s:
-            log_metric("process/f1", sum(f1s) / len(f1s))
-            log_metric("process/repeated", sum(m.repeated for m in matches if m) / len(matches))
-        return bonuses
+        found = self.scorer.score([rollouts[i].verdict.critique for i in scored], [rollouts[i].pair for i in scored])
+        matches: list[CritiqueMatch | None] = [None] * len(rollouts)
+        for i, match in zip(scored, found, strict=True):
+            matches[i] = match or CritiqueMatch(0.0, 0.0, 0.0, failure="the human critique holds no argument")
+        return matches
+
+    def bonus(self, rollout: Rollout, match: CritiqueMatch | None) -> float | None:
+        """The bonus of one rollout from what `compare` found; None for a pair without a human critique."""
+        if not rollout.pair.has_critique:
+            return None
+        if match is None or match.failure:
+            return 0.0
+        return match.f1 if self.form == "soft" else float(match.f1 >= self.threshold)
+
+    def log(self, matches: Sequence[CritiqueMatch | None], log_metric: Callable[[str, float], None]) -> None:
+        """Record failures, mean F1 and the share that repeats itself, among the critiques that were scored."""
+        found = [match for match in matches if match is not None]
+        scored = [match for match in found if not match.failure]
+        log_metric("process/scorer_failures", len(found) - len(scored))
+        if scored:
+            log_metric("process/f1", sum(m.f1 for m in scored) / len(scored))
+            log_metric("process/repeated", sum(m.repeated for m in found) / len(found))
 
 
 def well_formed(verdict: Verdict, config: RewardConfig) -> bool:
@@ -113,16 +157,25 @@ def well_formed(verdict: Verdict, config: RewardConfig) -> bool:
     return len(lines) <= config.max_lines and len(critique) <= config.max_characters
 
 
-def total_reward(rollout: Rollout, bonus: float | None, config: RewardConfig) -> float:
+def total_reward(rollout: Rollout, bonus: float | None, config: RewardConfig, gated: bool = True) -> float:
     """The reward of one rollout from its process bonus (None: outcome and format alone).
 
+    Args:
+        rollout: The rollout.
+        bonus: What the process reward returned for it.
+        config: Weights and limits.
+        gated: The bonus counts only where the label is right; otherwise it is the reward itself (see `ProcessReward`).
+
     Raises:
-        ValueError: the bonus is NaN or outside [0, 1]; the message names the pair.
+        ValueError: the bonus is NaN, or is gated and outside [0, 1]; the message names the pair.
     """
-    if bonus is not None and not 0.0 <= bonus <= 1.0:  # also catches NaN
-        raise ValueError(f"pair {rollout.pair.id!r}: process bonus {bonus} lies outside [0, 1]")
+    if bonus is not None and not (0.0 <= bonus <= 1.0 if gated else math.isfinite(bonus)):  # also catches NaN
+        allowed = "lies outside [0, 1]" if gated else "is not finite"
+        raise ValueError(f"pair {rollout.pair.id!r}: process bonus {bonus} {allowed}")
     if not rollout.well_formed:
         return config.format_penalty
+    if bonus is not None and not gated:
+        return bonus
     if not rollout.correct:
         return 0.0
     if bonus is None:
@@ -168,7 +221,8 @@ class JudgeReward:
         """Rewards of a batch of completions, float [n]."""
         rollouts = [self._rollout(text, i) for text, i in zip(map(_text, completions), pair_index, strict=True)]
         bonuses = self.process(rollouts, log_metric) if self.process else [None] * len(rollouts)
-        rewards = [total_reward(r, b, self.config) for r, b in zip(rollouts, bonuses, strict=True)]
+        gated = getattr(self.process, "gated", True)
+        rewards = [total_reward(r, b, self.config, gated) for r, b in zip(rollouts, bonuses, strict=True)]
         self._log(rollouts, bonuses, log_metric)
         if self.record:
             step = trainer_state.global_step if trainer_state else 0

@@ -186,6 +186,11 @@ def _read_environment(folder: Path) -> dict[str, Any]:
 def _require_empty(folder: Path) -> None:
     try:
         if not folder.exists():
+            existing = next(p for p in folder.absolute().parents if p.exists())
+            if not existing.is_dir():
+                raise UserError(f"cannot write {folder}: {existing} is a file")
+            if not os.access(existing, os.W_OK | os.X_OK):
+                raise UserError(f"cannot write {folder}: no permission to write in {existing}")
             return
         if not folder.is_dir():
             raise UserError(f"{folder} is a file; choose a folder for the run")

@@ -8,14 +8,15 @@ training run, so they say how sure a result is for the method, not for one set o
 import itertools
 import os
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from nlhf.errors import UserError
+from nlhf.errors import UserError, nearest
 from nlhf.files import read_jsonl
 from nlhf.runs import holds_run, open_run
 
@@ -25,6 +26,8 @@ VERBS = {
     "evaluate": "nlhf.evaluate:evaluate",
 }
 START = "start"
+# Settings that change how a suite is run or shown, not what its runs compute.
+_MAY_DIFFER = ("out", "workers", "threads", "ledger", "metrics", "baseline")
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Arm:
     train: Stage | None = None
     """How it is trained, from the start; null judges the start itself."""
 
-    model: str = "final"
+    model: Literal["final", "best"] = "final"
     """Which model is judged: final (after the last step) or best (by validation)."""
 
 
@@ -79,8 +82,10 @@ class _Job:
     folder: Path
     arm: Arm | None = None
     done: bool = False
-    started: float = 0.0
-    error: str = ""
+
+    @property
+    def log(self) -> Path:
+        return self.folder.parent / f"{self.folder.name}.log"
 
 
 def suite(
@@ -114,8 +119,11 @@ def suite(
         metrics: Figures in the table; null for accuracy, critique_f1, wrong_critique_rate, position_consistency.
     """
     config = dict(locals())
-    _check(seeds, arms, tests, baseline)
-    folder = open_run(out, config, resume=holds_run(out))
+    _check(seeds, start, arms, tests, baseline, metrics, workers)
+    # With the YAMLs themselves: a suite whose runs are half from one version of a file would compare nothing.
+    stages = [start, *(a.train for a in arms if a.train), *(t.evaluate for t in tests)]
+    config["files"] = {stage.config: read_yaml(stage.config) for stage in stages}
+    folder = open_run(out, config, resume=holds_run(out), may_differ=_MAY_DIFFER)
     jobs = [_Job(seed, arm.name, folder / f"seed-{seed}" / _slug(arm.name), arm) for arm in arms for seed in seeds]
     starts = [_Job(seed, START, folder / f"seed-{seed}" / START) for seed in seeds]
     began = time.perf_counter()
@@ -134,15 +142,44 @@ def suite(
     return folder
 
 
-def _check(seeds: Sequence[int], arms: Sequence[Arm], tests: Sequence[Test], baseline: str) -> None:
+def _check(
+    seeds: Sequence[int],
+    start: Stage,
+    arms: Sequence[Arm],
+    tests: Sequence[Test],
+    baseline: str,
+    metrics: Sequence[str] | None,
+    workers: int,
+) -> None:
     names = [arm.name for arm in arms]
-    for what, values in (("seeds", seeds), ("arms", names), ("tests", [t.name for t in tests])):
+    for what, values in (
+        ("seeds", [str(s) for s in seeds]),
+        ("arms", [_slug(n) for n in names]),
+        ("tests", [_slug(t.name) for t in tests]),
+    ):
         if not values:
             raise UserError(f"{what}: name at least one")
-        if len(set(values)) < len(values):
-            raise UserError(f"{what}: {values} names one twice")
+        if len(set(values)) < len(values) or "" in values:
+            raise UserError(f"{what}: each needs a folder name of its own, got {', '.join(map(repr, values))}")
+    if START in map(_slug, names):
+        raise UserError(f"arms: {START!r} is the name of the common start; name the arm otherwise")
     if baseline not in names:
-        raise UserError(f"baseline {baseline!r} is not an arm; arms: {', '.join(names)}")
+        raise UserError(f"baseline {baseline!r} is not an arm; arms: {', '.join(names)}.{nearest(baseline, names)}")
+    for where, stage, verbs in [
+        ("start", start, ("cold-start", "train")),
+        *((f"arm {a.name!r}", a.train, ("cold-start", "train")) for a in arms if a.train),
+        *((f"test {t.name!r}", t.evaluate, ("evaluate",)) for t in tests),
+    ]:
+        if stage.verb not in verbs:
+            raise UserError(f"{where}: verb is {stage.verb!r}, but it must be {' or '.join(verbs)}")
+    if metrics is not None:
+        from nlhf.metrics import definitions
+
+        for name in metrics:
+            if name not in definitions():
+                raise UserError(f"metrics: there is no figure {name!r}.{nearest(name, definitions())}")
+    if workers < 1:
+        raise UserError(f"workers must be at least 1, got {workers}")
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -168,7 +205,7 @@ def _run_all(pool: ProcessPoolExecutor, batch: Sequence[tuple[_Job, tuple]], boa
             if future.exception():
                 for other in pending:
                     other.cancel()
-                raise UserError(f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.folder}.log)")
+                raise UserError(f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.log})")
             job.done = True
         board.show()
 
@@ -180,25 +217,41 @@ def is_done(job: _Job) -> bool:
 
 def run_job(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
     """Train (and judge) one arm with one seed; runs in a worker process, with its output in a log file."""
+    from filelock import FileLock
+
     job.folder.mkdir(parents=True, exist_ok=True)
-    log = job.folder.parent / f"{job.folder.name}.log"
-    with log.open("a", encoding="utf-8") as file, redirect_stdout(file), redirect_stderr(file):
-        if job.arm is None:
-            _run(start, job.folder / "train", job.seed)
-        else:
-            origin = job.folder.parent / START / "train" / "final"
-            model = origin
-            if job.arm.train:
-                _run(job.arm.train, job.folder / "train", job.seed, {"model.name": str(origin)})
-                model = job.folder / "train" / job.arm.model
-            for test in tests:
-                options = {
-                    "model.name": str(model),
-                    "ledger": ledger,
-                    "run_name": f"{suite_name}/{job.name}/{test.name}/{job.seed}",
-                }
-                _run(test.evaluate, job.folder / f"test-{_slug(test.name)}", job.seed, options)
+    # A suite that was killed may have left a worker that still finishes this very job: wait for it.
+    with (
+        FileLock(job.folder / ".lock"),
+        job.log.open("a", encoding="utf-8") as file,
+        redirect_stdout(file),
+        redirect_stderr(file),
+    ):
+        if is_done(job):
+            return
+        try:
+            _train_and_judge(job, start, tests, suite_name, ledger)
+        except BaseException:
+            traceback.print_exc()
+            raise
         (job.folder / "done").touch()
+
+
+def _train_and_judge(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
+    if job.arm is None:
+        _run(start, job.folder / "train", job.seed)
+        return
+    model = origin = job.folder.parent / START / "train" / "final"
+    if job.arm.train:
+        _run(job.arm.train, job.folder / "train", job.seed, {"model.name": str(origin)})
+        model = job.folder / "train" / job.arm.model
+    for test in tests:
+        options = {
+            "model.name": str(model),
+            "ledger": ledger,
+            "run_name": f"{suite_name}/{job.name}/{test.name}/{job.seed}",
+        }
+        _run(test.evaluate, job.folder / f"test-{_slug(test.name)}", job.seed, options)
 
 
 def _run(stage: Stage, out: Path, seed: int, options: dict[str, Any] | None = None) -> None:

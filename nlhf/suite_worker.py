@@ -2,6 +2,6 @@
 
 from trl import GRPOConfig, GRPOTrainer
 
-from nlhf import cold_start, evaluate, generation, train
+from nlhf import callbacks, cold_start, evaluate, generation, train
 
-__all__ = ["GRPOConfig", "GRPOTrainer", "cold_start", "evaluate", "generation", "train"]
+__all__ = ["GRPOConfig", "GRPOTrainer", "callbacks", "cold_start", "evaluate", "generation", "train"]

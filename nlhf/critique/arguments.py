@@ -5,6 +5,7 @@ wrong"). Human critiques get side and polarity from the field they stand in; fre
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,9 +84,36 @@ def human_arguments(critique: HumanCritique) -> list[Argument]:
     return arguments + [Argument(None, None, sentence) for sentence in split_sentences(critique.text)]
 
 
+# "fatal error: ..." and "Fatal: ..." mark an error as fatal; "a fatal dose" and "no fatal errors" do not.
+_FATAL = re.compile(
+    r"^fatal(?:ly)?\s*:|^致命|(?<!non-)\bfatal(?:ly)?\s+(?:error|flaw|mistake|fault|bug|problem|issue|wrong|flawed)\b"
+    r"|致命(?:的)?(?:错误|缺陷|問題|问题)",
+    re.IGNORECASE,
+)
+_NEGATED_FATAL = re.compile(
+    r"(?:\b(?:no|not|nor|never|without|neither)\b|n['’]t\b)(?:\s+\w+){0,3}\s+fatal|(?:没有|沒有|并非|無|无)致命",
+    re.IGNORECASE,
+)
+
+
+def is_fatal(argument: Argument) -> bool:
+    """The argument names a fatal error, in these words, and does not deny it; praise never does."""
+    return (
+        argument.polarity != 1
+        and _FATAL.search(argument.text) is not None
+        and _NEGATED_FATAL.search(argument.text) is None
+    )
+
+
+def key_arguments(arguments: Sequence[Argument]) -> list[Argument]:
+    """What counts of a human's arguments: the first fatal error alone if one is named (N_ref = 1), else all."""
+    fatal = next((argument for argument in arguments if is_fatal(argument)), None)
+    return list(arguments) if fatal is None else [fatal]
+
+
 def reference_sets(pair: Pair) -> list[list[Argument]]:
-    """The arguments of each human who wrote a critique of the pair; humans are alternatives, not a sum."""
-    return [arguments for c in pair.critiques if (arguments := human_arguments(c))]
+    """What counts of each human's critique of the pair; humans are alternatives, not a sum."""
+    return [key_arguments(arguments) for c in pair.critiques if (arguments := human_arguments(c))]
 
 
 def critique_lines(critique: HumanCritique) -> list[str]:

@@ -1,6 +1,6 @@
 """One-to-one matching of arguments, and precision, recall and F1 from it (spec of RM-NLHF, section on similarity)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,17 @@ def match(
 
         rows, columns = linear_sum_assignment(allowed, maximize=True)
         found = tuple((int(i), int(j)) for i, j in zip(rows, columns, strict=True) if allowed[i, j] > 0)
+    return counted(found, generated, reference, repeated)
+
+
+def counted(
+    matched: Iterable[tuple[int, int]],
+    generated: Sequence[Argument],
+    reference: Sequence[Argument],
+    repeated: bool = False,
+) -> CritiqueMatch:
+    """Precision, recall and F1 of one-to-one matches, given as indices (generated, reference)."""
+    found = () if repeated else tuple(sorted(matched))
     precision = len(found) / len(generated) if generated else 0.0
     recall = len(found) / len(reference) if reference else 0.0
     f1 = 2 * precision * recall / (precision + recall) if found else 0.0

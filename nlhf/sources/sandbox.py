@@ -3,10 +3,30 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from nlhf.errors import UserError
 from nlhf.pairs import Pair
 from nlhf.sandbox.world import draw_pairs
 
 
-def load(path: str | None, split: str, drops: Counter, *, seed: int = 0, n: int | None = None) -> Iterator[Pair]:
-    """Draw ``n`` pairs of ``split`` (train, cold_start, validation, id, ood or reversed); ``path`` is not used."""
-    yield from draw_pairs(split, n=n, seed=seed)
+def load(
+    path: str | None,
+    split: str,
+    drops: Counter,
+    *,
+    seed: int = 0,
+    n: int | None = None,
+    cue_rate: float | None = None,
+) -> Iterator[Pair]:
+    """Draw pairs; ``path`` is not used.
+
+    Args:
+        path: Not used.
+        split: train, cold_start, validation, id, ood, reversed or contrary (see `draw_pairs`).
+        drops: Nothing is ever dropped.
+        seed: Seed of the world.
+        n: Number of pairs.
+        cue_rate: How often the flourish sits on the winner's side.
+    """
+    if cue_rate is not None and not 0 <= cue_rate <= 1:
+        raise UserError(f"source 'sandbox': option cue_rate must lie between 0 and 1, got {cue_rate}")
+    yield from draw_pairs(split, n=n, seed=seed, cue_rate=cue_rate)

@@ -1,0 +1,54 @@
+"""Write the tables in the documents from saved results, or check that they are what the results say.
+
+A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite.
+``make tables`` rewrites them; ``python docs/tables.py --check`` fails when a document and its results differ.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from nlhf.metrics import SeedInterval
+from nlhf.suite_report import Cell, markdown
+
+ROOT = Path(__file__).parent.parent
+MARKED = re.compile(r"(<!-- table: (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)
+
+
+def render(file: str) -> str:
+    """The table of one summary."""
+    summary = json.loads((ROOT / file).read_text(encoding="utf-8"))
+    cells = [
+        Cell(
+            **{k: v for k, v in cell.items() if k not in ("mean", "difference")},
+            mean=SeedInterval(**cell["mean"]),
+            difference=SeedInterval(**cell["difference"]) if cell["difference"] else None,
+        )
+        for cell in summary["cells"]
+    ]
+    metrics = list(dict.fromkeys(cell.metric for cell in cells))
+    return markdown(cells, metrics, summary["baseline"], len(summary["seeds"]))
+
+
+def refresh(text: str) -> str:
+    """A document with its tables written anew."""
+    return MARKED.sub(lambda m: f"{m[1]}{render(m['file'])}{m[4]}", text)
+
+
+def main(check: bool) -> int:
+    """Refresh (or check) every document; the exit code says whether one was out of date."""
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        fresh = refresh(text)
+        if fresh != text:
+            stale.append(path.name)
+            if not check:
+                path.write_text(fresh, encoding="utf-8")
+    print(f"{'out of date' if check else 'rewritten'}: {', '.join(stale) or 'none'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))

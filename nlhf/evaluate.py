@@ -315,7 +315,7 @@ def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Ev
         model_hash=manifest["model_hash"],
         format=config["format"],
         prompt_hash=manifest["judge"]["prompt_hash"],
-        seed=config["sampling"]["seed"],
+        seed=config["seed"],
         orders=list(_ORDERS[config["orders"]]),
         samples=config["samples"],
         sampling=config["sampling"],

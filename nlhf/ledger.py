@@ -39,7 +39,7 @@ class LedgerRow:
         model_hash: Of the weights, where known.
         format: Judge format.
         prompt_hash: Of its prompt template.
-        seed: Of the replies.
+        seed: Of the run: its data and, in a suite, its training (the seed of the replies is part of `sampling`).
         orders: Orders in which each pair was shown.
         samples: Replies to each prompt.
         sampling: Sampling settings.

@@ -9,7 +9,7 @@ from typing import Any
 from nlhf.files import read_jsonl, write_json, write_text
 from nlhf.metrics import SeedInterval, definitions, seed_interval
 from nlhf.results import load_run
-from nlhf.suite import Arm, Test, runs
+from nlhf.suite import Arm, Test, runs, slug
 
 METRICS = ("accuracy", "critique_f1", "wrong_critique_rate", "position_consistency")
 _COLORS = ("#64748b", "#d97706", "#2563eb", "#059669", "#9333ea", "#dc2626", "#0891b2", "#65a30d")
@@ -172,14 +172,12 @@ def plot(cells: Sequence[Cell], metrics: Sequence[str], arms: Sequence[str], tes
 
 def curves(folder: Path, arms: Sequence[Arm], seeds: Sequence[int], path: Path) -> None:
     """Validation figures over training steps: one thin line a seed, one thick line for their mean."""
-    from nlhf.suite import _slug
-
     metrics = ("accuracy", "critique_f1", "wrong_critique_rate")
     figure, axes = _figure(len(metrics))
     for j, arm in enumerate(arms):
         if arm.train is None:
             continue
-        rows = [_validation(folder / f"seed-{seed}" / _slug(arm.name) / "train" / "metrics.jsonl") for seed in seeds]
+        rows = [_validation(folder / f"seed-{seed}" / slug(arm.name) / "train" / "metrics.jsonl") for seed in seeds]
         for axis, metric in zip(axes, metrics, strict=True):
             lines = [{step: row[metric] for step, row in run.items() if metric in row} for run in rows]
             for line in lines:
@@ -251,7 +249,11 @@ def _page(
         (test, arm, [c for c in cells if (c.test, c.arm) == (test, arm)])
         for test, arm in dict.fromkeys((c.test, c.arm) for c in cells)
     ]
-    links = [(a, t, s, path.relative_to(folder) / "report.html") for a, t, s, path in runs(folder, arms, tests, seeds)]
+    pages = [(a, t, s, path.relative_to(folder) / "report.html") for a, t, s, path in runs(folder, arms, tests, seeds)]
+    links = [
+        (arm, test, [(s, page) for a, t, s, page in pages if (a, t) == (arm, test)])
+        for arm, test in dict.fromkeys((a, t) for a, t, _, _ in pages)
+    ]
     return environment.get_template("suite.html.jinja").render(
         name=name,
         rows=rows,

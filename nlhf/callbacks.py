@@ -10,6 +10,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,15 @@ class MetricsLog(TrainerCallback):
     def __init__(self, folder: Path):
         self.path = folder / "metrics.jsonl"
         self.started = time.perf_counter()
+        self._first_step = 0
 
     def write(self, step: int, row: dict[str, Any]) -> None:
         """Append a row."""
         append_jsonl(self.path, {"step": step, "seconds": round(time.perf_counter() - self.started, 2), **row})
+
+    def on_train_begin(self, args, state, control, **_):
+        """The clock for the time that is left starts here, also in a resumed run."""
+        self.started, self._first_step = time.perf_counter(), state.global_step
 
     def on_log(self, args, state, control, logs=None, **_):
         """Called by the trainer with its metrics."""
@@ -46,7 +52,13 @@ class MetricsLog(TrainerCallback):
         if "train_runtime" in logs:
             logger.info("trained %d steps in %.0f s", state.global_step, logs["train_runtime"])
         else:
-            logger.info("step %d/%d: %s", state.global_step, state.max_steps, _brief(logs, _SHOWN))
+            left = f" ({self._time_left(state)} left)" if state.global_step < state.max_steps else ""
+            logger.info("step %d/%d%s: %s", state.global_step, state.max_steps, left, _brief(logs, _SHOWN))
+
+    def _time_left(self, state: Any) -> timedelta:
+        elapsed = time.perf_counter() - self.started
+        done = max(1, state.global_step - self._first_step)
+        return timedelta(seconds=round(elapsed / done * (state.max_steps - state.global_step)))
 
 
 def _brief(figures: dict[str, Any], names: Sequence[str]) -> str:

@@ -124,7 +124,7 @@ def suite(
     stages = [start, *(a.train for a in arms if a.train), *(t.evaluate for t in tests)]
     config["files"] = {stage.config: read_yaml(stage.config) for stage in stages}
     folder = open_run(out, config, resume=holds_run(out), may_differ=_MAY_DIFFER)
-    jobs = [_Job(seed, arm.name, folder / f"seed-{seed}" / _slug(arm.name), arm) for arm in arms for seed in seeds]
+    jobs = [_Job(seed, arm.name, folder / f"seed-{seed}" / slug(arm.name), arm) for arm in arms for seed in seeds]
     starts = [_Job(seed, START, folder / f"seed-{seed}" / START) for seed in seeds]
     began = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when a worker imports torch
@@ -154,14 +154,14 @@ def _check(
     names = [arm.name for arm in arms]
     for what, values in (
         ("seeds", [str(s) for s in seeds]),
-        ("arms", [_slug(n) for n in names]),
-        ("tests", [_slug(t.name) for t in tests]),
+        ("arms", [slug(n) for n in names]),
+        ("tests", [slug(t.name) for t in tests]),
     ):
         if not values:
             raise UserError(f"{what}: name at least one")
         if len(set(values)) < len(values) or "" in values:
             raise UserError(f"{what}: each needs a folder name of its own, got {', '.join(map(repr, values))}")
-    if START in map(_slug, names):
+    if START in map(slug, names):
         raise UserError(f"arms: {START!r} is the name of the common start; name the arm otherwise")
     if baseline not in names:
         raise UserError(f"baseline {baseline!r} is not an arm; arms: {', '.join(names)}.{nearest(baseline, names)}")
@@ -251,7 +251,7 @@ def _train_and_judge(job: _Job, start: Stage, tests: Sequence[Test], suite_name:
             "ledger": ledger,
             "run_name": f"{suite_name}/{job.name}/{test.name}/{job.seed}",
         }
-        _run(test.evaluate, job.folder / f"test-{_slug(test.name)}", job.seed, options)
+        _run(test.evaluate, job.folder / f"test-{slug(test.name)}", job.seed, options)
 
 
 def _run(stage: Stage, out: Path, seed: int, options: dict[str, Any] | None = None) -> None:
@@ -347,7 +347,8 @@ def progress_of(job: _Job) -> str:
     )
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """A name as a folder's name."""
     return "".join(c if c.isalnum() else "-" for c in name.lower()).strip("-")
 
 
@@ -356,4 +357,4 @@ def runs(
 ) -> Iterator[tuple[str, str, int, Path]]:
     """Every evaluation of a suite as (arm, test, seed, folder)."""
     for arm, test, seed in itertools.product(arms, tests, seeds):
-        yield arm.name, test.name, seed, folder / f"seed-{seed}" / _slug(arm.name) / f"test-{_slug(test.name)}"
+        yield arm.name, test.name, seed, folder / f"seed-{seed}" / slug(arm.name) / f"test-{slug(test.name)}"

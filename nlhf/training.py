@@ -169,7 +169,8 @@ def announce_budget(
         device_memory=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
     )
     console = Console(stderr=True)
-    console.print(f"{model.name}: {steps} steps of {step} sequences on {processes()} process(es), weights {weights}")
+    scale = f"{steps} steps of {step} sequences on {processes()} process(es), weights in {weights}"
+    console.print(f"{model.name}: {scale}", soft_wrap=True, markup=False, highlight=False)
     console.print(estimate(load_config(model.name, model.revision, model.trust_remote_code), work).render())
 
 

@@ -61,7 +61,7 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
     function = _load(target)
     parser = make_parser(function, prog)
-    arguments = list(arguments)
+    arguments = _spelled_out(arguments, function)
     if arguments and not arguments[0].startswith("-"):
         # A bare word is the verb's first parameter: nlhf data check FILE.
         first = next(iter(inspect.signature(function).parameters))
@@ -72,6 +72,20 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
         message = str(error).replace('"<unicode string>"', ", ".join(_config_files(arguments)))
         raise UserError(f"{message}\nFor the accepted options run: {prog} --help") from None
     return _call(function, parser, values)
+
+
+def _spelled_out(arguments: Sequence[str], function: Any) -> list[str]:
+    """Options as the parser knows them: ``--dry-run`` is ``--dry_run``, and a switch on its own means true."""
+    switches = {f"--{p.name}" for p in inspect.signature(function).parameters.values() if p.annotation is bool}
+    options: list[str] = []
+    for argument, following in itertools.zip_longest(arguments, arguments[1:], fillvalue="--"):
+        if argument.startswith("--"):
+            name, equals, value = argument.partition("=")
+            argument = name.replace("-", "_").replace("__", "--", 1) + equals + value
+        options.append(argument)
+        if argument in switches and following.startswith("--"):
+            options.append("true")
+    return options
 
 
 def call(target: str, prog: str, values: dict[str, Any]) -> Any:

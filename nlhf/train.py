@@ -19,7 +19,7 @@ from nlhf.formats.base import JudgeFormat
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
-from nlhf.rewards import JudgeReward, RewardConfig
+from nlhf.rewards import JudgeReward, LearningReward, RewardConfig
 from nlhf.runs import check_run
 from nlhf.sources import DataConfig
 from nlhf.training import (
@@ -36,6 +36,8 @@ from nlhf.training import (
 )
 
 logger = logging.getLogger(__name__)
+
+PROCESS_REWARD_FILE = "process_reward.pt"
 
 
 @dataclass
@@ -114,6 +116,25 @@ class GRPOSettings(OptimizationConfig):
                 "num_generations, or add data"
             )
 
+    def check_learning(self, processes: int) -> None:
+        """Make sure that a process reward that learns sees the rollouts of each optimiser step once, and alone.
+
+        Raises:
+            UserError: one generation serves several steps, or one step several generations.
+        """
+        accumulation = self.gradient_accumulation_steps
+        iterations = self.extra.get("num_iterations", 1)
+        unit = self.per_device_train_batch_size * processes
+        generated = unit * self.extra.get("steps_per_generation", accumulation)
+        generated = self.extra.get("generation_batch_size", generated)
+        if iterations != 1 or generated != unit * accumulation:
+            raise UserError(
+                "process: this reward learns at every optimiser step, so each step needs rollouts of its own: "
+                f"num_iterations must be 1 (it is {iterations}) and steps_per_generation equal to "
+                f"gradient_accumulation_steps, {accumulation} (it is {generated / unit:g}). Leave num_iterations, "
+                "steps_per_generation and generation_batch_size out of grpo.extra"
+            )
+
 
 @dataclass
 class SamplesConfig:
@@ -182,6 +203,8 @@ def train(
             "data.labelled_fraction, or leave out process for the outcome-only baseline"
         )
     grpo.check_batch(processes(), order, len(prepared.pairs))
+    if isinstance(process_reward, LearningReward):
+        grpo.check_learning(processes())
 
     from trl import GRPOConfig
 
@@ -206,6 +229,8 @@ def train(
 
     judge_reward = JudgeReward(pairs, judge_format.parse, reward, process_reward)
     trainer = make_trainer(model, tokenizer, judge_format, pairs, judge_reward, grpo, Path(out), seed, order)
+    if isinstance(process_reward, LearningReward):
+        process_reward.prepare()
     manifest = {"data": prepared.manifests, "prompts": len(pairs), "too_long": too_long}
     folder = begin_run(trainer, out, config, resume, manifest)
     judge_reward.record = sample_writer(trainer, folder, samples.every, samples.count)
@@ -276,6 +301,7 @@ def make_trainer(
         seed: Seed of the shuffling and of the rollouts.
         order: Whether neighbours belong together.
     """
+    import torch
     from datasets import Dataset
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -296,10 +322,30 @@ def make_trainer(
             permutation = shuffled(self.num_samples, group_size(order), seed + int(self.trainer.state.epoch or 0))
             return (permutation[i] for i in super().__iter__())
 
+    learning = judge_reward.process if isinstance(judge_reward.process, LearningReward) else None
+
     class JudgeTrainer(GRPOTrainer):
         def _get_train_sampler(self, dataset=None):
             sampler = super()._get_train_sampler(dataset)
             return ShuffledRepeatSampler(sampler, self) if sampler.shuffle else sampler
+
+        def _calculate_rewards(self, *arguments, **keywords):
+            if learning:  # trl calls rewards in evaluation too, and does not tell them
+                learning.training = self.model.training
+            return super()._calculate_rewards(*arguments, **keywords)
+
+        # What a process reward has learned is kept with the state of the optimiser: before trainer_state.json, which
+        # makes a checkpoint whole. It is the same in all processes, so one writes it and all read it.
+        def _save_optimizer_and_scheduler(self, output_dir):
+            super()._save_optimizer_and_scheduler(output_dir)
+            if learning and self.accelerator.is_main_process:
+                torch.save(learning.state_dict(), Path(output_dir) / PROCESS_REWARD_FILE)
+
+        def _load_optimizer_and_scheduler(self, checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            if learning and checkpoint:
+                state = torch.load(Path(checkpoint) / PROCESS_REWARD_FILE, map_location="cpu", weights_only=True)
+                learning.load_state_dict(state)
 
     prompts = [safe_messages(tokenizer, judge_format.render(p)) for p in pairs]
     rows = Dataset.from_dict({"prompt": prompts, "pair_index": list(range(len(pairs)))})

@@ -1,0 +1,422 @@
+"""`metarm train`, `metarm evaluate` and `nlhf train` with MetaReward, from YAMLs, on the shipped sandbox judge."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from metarm import MetaRM
+from metarm.__main__ import main
+from nlhf.cli import main as nlhf
+from nlhf.cli import make_parser
+from nlhf.files import read_jsonl
+from nlhf.models import ModelConfig, resolve
+from nlhf.suite import read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SANDBOX = ROOT / "experiments" / "sandbox"
+START = "package:nlhf"
+DATA = {"source": "sandbox", "limit": 24, "labelled_fraction": 0.5}
+JUDGE = {
+    "model": {"name": START},
+    "format": "sandbox",
+    "samples": 4,
+    "sampling": {"max_new_tokens": 26, "temperature": 1.0, "batch_size": 32},
+}
+CLOCKS = {"seconds", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second", "train_loss"}
+
+
+def write(path: Path, values: dict) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    return str(path)
+
+
+def training(layout, /, **changes) -> dict:
+    settings = {
+        "learning_rate": 1e-3,
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "num_train_epochs": 3,
+        "max_length": 128,
+        "validation_share": 0.2,
+        "save_steps": 1,
+        "save_total_limit": 20,
+        **changes.pop("sft", {}),
+    }
+    values = {"model": {"name": START}, "data": [DATA], "judge": JUDGE, "scorer": "exact", "seed": 3}
+    values |= {"layout": layout, "sft": settings}
+    return values | changes
+
+
+def run(out: Path, values: dict, *options: str, entry=main, verb="train") -> Path:
+    config = write(out.with_name(f"{out.name}.yaml"), values)
+    assert entry([verb, "--config", config, "--out", str(out), *options]) == 0
+    return out
+
+
+def refused(out: Path, values: dict, capsys, entry=main, verb="train") -> str:
+    config = write(out.with_name(f"{out.name}.yaml"), values)
+    assert entry([verb, "--config", config, "--out", str(out)]) == 2
+    assert not out.exists() or not list(out.iterdir())  # an empty folder is not in the way of the next try
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error
+
+
+def rows(folder: Path, name: str) -> list[dict]:
+    return [{k: v for k, v in row.items() if k not in CLOCKS} for _, row in read_jsonl(folder / name)]
+
+
+def assert_same_weights(a: Path, b: Path) -> None:
+    a, b = load_file(a / "model.safetensors"), load_file(b / "model.safetensors")
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, sandbox_layout) -> Path:
+    return run(tmp_path_factory.mktemp("trained") / "metarm", training(sandbox_layout))
+
+
+# ----------------------------------------------------------------------------------------------------------- cold start
+
+
+def test_a_run_keeps_its_rollouts_the_best_and_the_last(trained, sandbox_layout):
+    names = {p.name for p in trained.iterdir()}
+    assert {
+        "config.yaml",
+        "environment.json",
+        "manifest.json",
+        "metrics.jsonl",
+        "pairs.jsonl",
+        "rollouts.jsonl",
+    } <= names
+    assert {"best", "final"} <= names
+    manifest = json.loads((trained / "manifest.json").read_text())
+    assert (manifest["pairs"], manifest["rollouts"]) == (12, 48)  # half of 24 pairs have a critique
+    assert manifest["training"] + manifest["validation"] == sum(manifest["targets"].values())
+    assert set(manifest["targets"]) <= {"0", "1", "1.5"}
+    for folder in (trained / "best", trained / "final"):
+        metarm = MetaRM.load(ModelConfig(str(folder)))
+        assert metarm.layout.critique == sandbox_layout["critique"]
+        assert metarm.max_length == 128
+    best = json.loads((trained / "best" / "validation.json").read_text())
+    errors = [row["validation/mse"] for row in rows(trained, "metrics.jsonl") if "validation/mse" in row]
+    assert len(errors) == 3
+    assert best["mse"] == min(errors)
+
+
+def test_every_weight_is_trained(trained):
+    moved = load_file(trained / "final" / "model.safetensors")
+    start = load_file(Path(resolve(START)) / "model.safetensors")
+    assert not [name for name in start if name in moved and torch.equal(start[name], moved[name])]
+    assert "score.weight" in moved
+
+
+@pytest.mark.parametrize("steps", [1, 3], ids=["within an epoch", "on its boundary"])
+def test_a_resumed_run_equals_an_uninterrupted_one(trained, tmp_path, sandbox_layout, steps):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(folder / "final")
+    for checkpoint in folder.glob("checkpoint-*"):
+        if int(checkpoint.name.rpartition("-")[2]) > steps:
+            shutil.rmtree(checkpoint)
+    before = (folder / "rollouts.jsonl").read_bytes()
+    run(folder, training(sandbox_layout), "--resume", "true")
+    assert (folder / "rollouts.jsonl").read_bytes() == before
+    assert_same_weights(folder / "final", trained / "final")
+    assert_same_weights(folder / "best", trained / "best")
+    assert rows(folder, "metrics.jsonl") == rows(trained, "metrics.jsonl")
+
+
+def test_a_second_training_reuses_the_rollouts(trained, tmp_path, sandbox_layout, monkeypatch):
+    """The same rollouts, the same seed: the same model, without asking a judge."""
+    monkeypatch.setattr("nlhf.evaluate.make_generator", lambda *_: pytest.fail("a judge was loaded"))
+    values = training(sandbox_layout, rollouts=str(trained), data=None, judge=None, scorer=None)
+    folder = run(tmp_path / "again", values)
+    assert_same_weights(folder / "final", trained / "final")
+
+
+def test_accumulation_takes_the_same_step(trained, tmp_path, sandbox_layout):
+    """The mean is over all rows of the step, also where its last batch is smaller."""
+    reuse = {"rollouts": str(trained), "data": None, "judge": None, "scorer": None}
+    changes = {"max_steps": 2, "save_steps": 9}
+    one = run(tmp_path / "one", training(sandbox_layout, **reuse, sft={**changes, "per_device_train_batch_size": 12}))
+    several = {**changes, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    several = run(tmp_path / "several", training(sandbox_layout, **reuse, sft=several))
+    losses = [[r["loss"] for r in rows(f, "metrics.jsonl") if "loss" in r] for f in (one, several)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_lora_trains_and_resumes_and_is_saved_whole(trained, tmp_path, sandbox_layout):
+    values = training(sandbox_layout, rollouts=str(trained), data=None, judge=None, scorer=None)
+    values["sft"] |= {"lora": {"rank": 2, "alpha": 4}, "max_steps": 4, "learning_rate": 1e-2}
+    folder = run(tmp_path / "lora", values)
+    resumed = shutil.copytree(folder, tmp_path / "resumed")
+    shutil.rmtree(resumed / "final")
+    for step in (3, 4):
+        shutil.rmtree(resumed / f"checkpoint-{step}")
+    write(tmp_path / "resumed.yaml", values)
+    run(resumed, values, "--resume", "true")
+    assert_same_weights(resumed / "final", folder / "final")
+    heads = [load_file(f / "model.safetensors")["score.weight"] for f in (folder / "final", trained / "best")]
+    assert not torch.equal(*heads)
+    assert (folder / "checkpoint-4" / "adapter_model.safetensors").is_file()
+
+
+def test_a_dry_run_writes_nothing(tmp_path, sandbox_layout, capsys):
+    config = write(tmp_path / "c.yaml", training(sandbox_layout))
+    assert main(["train", "--config", config, "--out", str(tmp_path / "run"), "--dry_run", "true"]) == 0
+    assert not (tmp_path / "run").exists()
+    assert "152,032" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"data": [{**DATA, "labelled_fraction": 0}]}, "none of the 24 pairs has a label and a human critique"),
+        ({"data": None}, "set data, or rollouts"),
+        ({"rollouts": "somewhere"}, "leave out data, judge, scorer"),
+        ({"judge": {**JUDGE, "sampling": {"temperature": 0.0}}}, "judge.sampling.temperature is 0"),
+        ({"judge": {**JUDGE, "samples": 0}}, "judge.samples must be at least 1"),
+        ({"layout": {"format": "sandbox", "critique": ""}}, "layout.critique must say"),
+        ({"sft": {"validation_share": 1.0}}, "sft.validation_share must lie between 0 and 1"),
+        ({"sft": {"extra": {"warmup_stepz": 1}}}, "TrainingArguments has no argument 'warmup_stepz'"),
+        ({"model": {"name": "no/such/folder"}}, "no/such/folder does not exist"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value),
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sandbox_layout, capsys, changes, part):
+    assert part in refused(tmp_path / "run", training(sandbox_layout, **changes), capsys)
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+
+
+def evaluation(folder, **changes) -> dict:
+    return {
+        "model": {"name": str(folder)},
+        "data": DATA,
+        "judge": JUDGE,
+        "scorer": "exact",
+        "resamples": 50,
+        "seed": 3,
+        **changes,
+    }
+
+
+def test_evaluation_is_on_the_pairs_whose_critiques_were_hidden(trained, tmp_path, capsys):
+    folder = run(tmp_path / "evaluation", evaluation(trained / "best"), verb="evaluate")
+    judged = {row["id"] for row in rows(folder, "pairs.jsonl")}
+    learned = {row["id"] for row in rows(trained, "pairs.jsonl")}
+    assert (len(judged), len(learned), len(judged & learned)) == (12, 12, 0)
+    metrics = json.loads((folder / "metrics.json").read_text())
+    scores = rows(folder, "scores.jsonl")
+    targets = torch.tensor([r["target"] for r in scores])
+    assert set(metrics["figures"]) == {"metarm", "constant", "length", "confidence"}
+    found = metrics["figures"]["metarm"]["mse"]
+    assert found["value"] == pytest.approx(((torch.tensor([r["metarm"] for r in scores]) - targets) ** 2).mean().item())
+    assert found["low"] <= found["value"] <= found["high"]
+    assert metrics["figures"]["constant"]["mse"]["value"] == pytest.approx(targets.var(correction=0).item(), rel=1e-5)
+    assert metrics["figures"]["constant"]["auc"]["value"] == 0.5
+    assert sum(b["n"] for b in metrics["calibration"]) == len(scores) == found["n"]
+    assert all(0 < r["confidence"] <= 1 for r in scores)
+    assert (folder / "calibration.png").read_bytes().startswith(b"\x89PNG")
+    assert "| MetaRM |" in (folder / "report.md").read_text()
+    assert "| MetaRM |" in capsys.readouterr().out
+    run(folder, evaluation(trained / "best"), "--resume", "true", verb="evaluate")
+    assert json.loads((folder / "metrics.json").read_text()) == metrics
+
+
+def test_confidence_is_the_probability_of_the_verdict_given_the_critique(trained):
+    """Step by step, without padding or batches."""
+    from metarm.evaluate import verdict_probabilities
+    from metarm.rollouts import Rollouts
+    from metarm.train import JudgeSettings
+    from nlhf.generation import SamplingConfig
+
+    settings = JudgeSettings(ModelConfig(START), "sandbox", sampling=SamplingConfig(**JUDGE["sampling"]))
+    judge, rollouts = settings.load(), Rollouts.read(trained)
+    examples = rollouts.usable[:6]
+    model, tokenizer = judge.generator.model, judge.generator.tokenizer
+    for example, found in zip(examples, verdict_probabilities(judge, rollouts, examples, 4), strict=True):
+        ids = tokenizer(judge.format.render(rollouts.shown(example))[0]["content"])["input_ids"]
+        critique, verdict = example.reply.split("</critics>")
+        ids += tokenizer(critique)["input_ids"]
+        expected = 1.0
+        for token in tokenizer(f"</critics> {verdict}")["input_ids"]:
+            expected *= model(torch.tensor([ids])).logits[0, -1].softmax(-1)[token].item()
+            ids.append(token)
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"data": {"source": "sandbox", "limit": 4}}, "no critique was hidden from training"),
+        ({"model": {"name": START}}, "not a complete MetaRM"),
+        ({"state": "nowhere.pt"}, "state: nowhere.pt does not hold the weights"),
+    ],
+    ids=["nothing hidden", "no MetaRM", "no state"],
+)
+def test_an_evaluation_that_cannot_work_is_refused(trained, tmp_path, capsys, changes, part):
+    assert part in refused(tmp_path / "run", evaluation(trained / "best", **changes), capsys, verb="evaluate")
+
+
+def test_all_pairs_of_a_data_set_that_was_never_seen(trained, tmp_path):
+    data = {"source": "sandbox", "split": "validation", "limit": 6}
+    values = evaluation(trained / "best", data=data, pairs="all", limit=5)
+    folder = run(tmp_path / "evaluation", values, verb="evaluate")
+    assert len(rows(folder, "pairs.jsonl")) == 5
+
+
+# --------------------------------------------------------------------------------------------------------------- online
+
+
+def online(folder: Path, **changes) -> dict:
+    settings = {
+        "learning_rate": 1e-3,
+        "max_steps": 6,
+        "per_device_train_batch_size": 16,
+        "num_generations": 4,
+        "temperature": 1.0,
+        "beta": 0.01,
+        "max_prompt_length": 64,
+        "max_completion_length": 26,
+        "save_steps": 1,
+        "save_total_limit": 20,
+        **changes.pop("grpo", {}),
+    }
+    arguments = {"model": str(folder), "scorer": "exact", "learning_rate": 1e-3, "window": 20, "gate_rows": 5}
+    arguments["scorer"] = {"class_path": "exact"}
+    return {
+        "model": {"name": START},
+        "data": [DATA],
+        "format": "sandbox",
+        "process": {"class_path": "metarm.MetaReward", "init_args": {**arguments, **changes.pop("process", {})}},
+        "grpo": settings,
+        "samples": {"every": 1, "count": 99},
+        "seed": 3,
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def judged(trained, tmp_path_factory) -> Path:
+    return run(tmp_path_factory.mktemp("online") / "run", online(trained / "best"), entry=nlhf)
+
+
+def test_an_online_run_learns_and_logs_its_drift(judged, trained):
+    metrics = [row for row in rows(judged, "metrics.jsonl") if "loss" in row]
+    assert len(metrics) == 6
+    for name in ("metarm/mse_before", "metarm/mse_after", "metarm/labelled", "metarm/score", "metarm/gate_open"):
+        assert all(name in row for row in metrics if row["metarm/labelled"] and row["metarm/scored"]), name
+    states = [torch.load(judged / f"checkpoint-{n}" / "process_reward.pt", weights_only=True) for n in (1, 6)]
+    steps = [row["metarm/labelled"] > 0 for row in metrics]  # a step without a labelled row is no step for MetaRM
+    assert [state["updates"] for state in states] == [steps[0], sum(steps)]
+    assert sum(steps) >= 4
+    assert any(not torch.equal(states[0]["model"][n], states[1]["model"][n]) for n in states[0]["model"])
+    labelled = {row["id"] for row in rows(trained, "pairs.jsonl")}  # the same fraction and seed as in the cold start
+    served = [s for s in rows(judged, "samples.jsonl") if s["pair_id"] not in labelled and s["bonus"] is not None]
+    assert served
+    for sample in served:
+        assert sample["verdict"] == sample["label"]
+        assert sample["reward"] == pytest.approx(1 + 0.5 * sample["bonus"])
+
+
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_resumed_online_run_equals_an_uninterrupted_one(judged, trained, tmp_path, step):
+    """Judge, MetaRM, its optimiser and window: k steps and the rest are n steps."""
+    folder = shutil.copytree(judged, tmp_path / "run")
+    shutil.rmtree(folder / "final")
+    for checkpoint in folder.glob("checkpoint-*"):
+        number = int(checkpoint.name.rpartition("-")[2])
+        if number == step + 1:  # killed while this one was written
+            (checkpoint / "trainer_state.json").unlink()
+            (checkpoint / "process_reward.pt").write_bytes(b"half")
+        elif number > step:
+            shutil.rmtree(checkpoint)
+    run(folder, online(trained / "best"), "--resume", "true", entry=nlhf)
+    assert_same_weights(folder / "final", judged / "final")
+    assert rows(folder, "metrics.jsonl") == rows(judged, "metrics.jsonl")
+    assert rows(folder, "samples.jsonl") == rows(judged, "samples.jsonl")
+    a, b = (torch.load(f / "checkpoint-6" / "process_reward.pt", weights_only=True) for f in (folder, judged))
+    assert (a["updates"], a["window"]) == (b["updates"], b["window"])
+    for name, value in b["model"].items():
+        assert torch.equal(a["model"][name], value), name
+    for key, moments in b["optimizer"]["state"].items():
+        assert all(torch.equal(a["optimizer"]["state"][key][name], value) for name, value in moments.items())
+
+
+def test_the_metarm_of_an_online_run_can_be_evaluated(judged, trained, tmp_path):
+    state = str(judged / "checkpoint-6" / "process_reward.pt")
+    before = run(tmp_path / "before", evaluation(trained / "best", resamples=0), verb="evaluate")
+    after = run(tmp_path / "after", evaluation(trained / "best", resamples=0, state=state), verb="evaluate")
+    a, b = ([r["metarm"] for r in rows(f, "scores.jsonl")] for f in (before, after))
+    assert a != pytest.approx(b)
+
+
+def test_offline_stays_as_it_is_and_without_outcome_runs(trained, tmp_path):
+    frozen = run(
+        tmp_path / "frozen", online(trained / "best", grpo={"max_steps": 2}, process={"online": False}), entry=nlhf
+    )
+    assert torch.load(frozen / "checkpoint-2" / "process_reward.pt", weights_only=True)["updates"] == 0
+    values = online(trained / "best", grpo={"max_steps": 2}, process={"outcome_gate": False})
+    free = run(tmp_path / "free", values, entry=nlhf)
+    samples = [s for s in rows(free, "samples.jsonl") if s["well_formed"] and s["verdict"] != s["label"]]
+    assert any(s["reward"] == s["bonus"] != 0 for s in samples)  # an unlabelled pair, the label not used
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"grpo": {"extra": {"num_iterations": 2}}}, ["num_iterations must be 1 (it is 2)"]),
+        ({"grpo": {"extra": {"steps_per_generation": 2}}}, ["gradient_accumulation_steps, 1 (it is 2)"]),
+        ({"data": [{**DATA, "labelled_fraction": 0}]}, ["metarm.MetaReward", "has a human critique"]),
+        ({"process": {"unlabelled_bonus": "x"}}, ["unlabelled_bonus must be one of paper, matched"]),
+        ({"process": {"modle": "x"}}, ["takes no argument 'modle'", "Did you mean 'model'?"]),
+        ({"process": {"model": START}}, ["not a complete MetaRM", "metarm train"]),
+    ],
+    ids=["iterations", "generations", "nothing labelled", "bonus", "misspelt", "not trained"],
+)
+def test_an_online_run_that_cannot_work_is_refused(trained, tmp_path, capsys, changes, parts):
+    message = refused(tmp_path / "run", online(trained / "best", **changes), capsys, entry=nlhf)
+    for part in parts:
+        assert part in message
+
+
+# ---------------------------------------------------------------------------------------------------------------- YAMLs
+
+ARMS = ("rm_nlhf_25", "rm_nlhf_25_metarm_offline", "rm_nlhf_25_metarm_online", "metarm_without_outcome")
+
+
+@pytest.mark.parametrize(("name", "verb"), [("metarm_cold_start", "train"), ("metarm_evaluate", "evaluate")])
+def test_the_sandbox_experiment_is_accepted_as_written(name, verb, tmp_path):
+    import importlib
+
+    values = {"out": str(tmp_path), **read_yaml(str(SANDBOX / f"{name}.yaml"))}
+    values["judge"]["model"]["name"] = START  # made by another experiment
+    values["model"]["name"] = START
+    function = getattr(importlib.import_module(f"metarm.{verb}"), verb)
+    make_parser(function, f"metarm {verb}").parse_object(values)
+
+
+def test_the_arms_differ_as_their_comments_say():
+    full, quarter, offline, learning, free = (read_yaml(str(SANDBOX / f"{n}.yaml")) for n in ("rm_nlhf", *ARMS))
+    cold = read_yaml(str(SANDBOX / "metarm_cold_start.yaml"))
+    assert quarter["data"] == cold["data"]
+    assert quarter["data"][0].pop("labelled_fraction") == 0.25
+    assert quarter == full
+    offline["data"][0].pop("labelled_fraction")
+    assert {**offline, "process": 0} == {**quarter, "process": 0}
+    process = learning["process"]["init_args"]
+    assert {k: v for k, v in process.items() if k not in ("online", "learning_rate", "batch_size")} == {
+        k: v for k, v in offline["process"]["init_args"].items() if k != "online"
+    }
+    assert free["process"]["init_args"].pop("outcome_gate") is False
+    assert free == learning

@@ -1,7 +1,8 @@
 """Write the tables in the documents from saved results, or check that they are what the results say.
 
-A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite.
-``make tables`` rewrites them; ``python docs/tables.py --check`` fails when a document and its results differ.
+A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite
+or the validation.json of critique scorers. ``make tables`` rewrites them; ``python docs/tables.py --check`` fails when
+a document and its results differ.
 """
 
 import json
@@ -9,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+from nlhf.critique.validation import Validation
 from nlhf.metrics import SeedInterval
 from nlhf.suite_report import Cell, markdown
 
@@ -17,8 +19,10 @@ MARKED = re.compile(r"(<!-- table: (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end --
 
 
 def render(file: str) -> str:
-    """The table of one summary."""
+    """The table of one summary of a suite, or of one validation of critique scorers."""
     summary = json.loads((ROOT / file).read_text(encoding="utf-8"))
+    if "figures" in summary:
+        return Validation.from_dict(summary).markdown()
     cells = [
         Cell(
             **{k: v for k, v in cell.items() if k not in ("mean", "difference")},

@@ -26,8 +26,7 @@ class Workload:
     """What one training run does, as far as memory and tokens depend on it."""
 
     prompt_tokens: int
-    """Longest prompt in tokens; for supervised training, where all positions have logits, put the row length under
-    completion_tokens and 0 here."""
+    """Longest prompt in tokens; its positions have no logits."""
 
     completion_tokens: int
     """Longest completion in tokens; its positions have logits."""
@@ -62,9 +61,6 @@ class Workload:
     gradient_checkpointing: bool = True
     """Activations are computed again in the backward pass, layer by layer."""
 
-    trainable_parameters: int | None = None
-    """Number of trained parameters, if not all (adapters)."""
-
     device_memory: int | None = None
     """Bytes of one device, to warn before they run out."""
 
@@ -93,7 +89,7 @@ class Budget:
     Attributes:
         parameters: Number of parameters, shared ones counted once.
         weights: The trained model.
-        gradients: One number a trained parameter.
+        gradients: One number a parameter.
         optimiser: AdamW's two float32 moments, and a float32 copy of weights that are kept in 16 bits.
         reference: The frozen copy.
         activations: What the backward pass needs, without the logits.
@@ -161,9 +157,9 @@ class Budget:
 def estimate(config: "PretrainedConfig", work: Workload) -> Budget:
     """Estimate memory and tokens from a model's configuration.
 
-    Sizes on one device, with N parameters, T of them trained, on P processes:
+    Sizes on one device, with N parameters, on P processes:
 
-    - weights N w, gradients T w, where w is 4 or 2 bytes; optimiser 8 T, and 4 T for the float32 copy of 16-bit
+    - weights N w, gradients N w, where w is 4 or 2 bytes; optimiser 8 N, and 4 N for the float32 copy of 16-bit
       weights: 16 bytes a parameter either way (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1);
     - reference N c, where c is the size of the compute dtype; the KV cache 2 L k d c for each token of each row;
     - activations: see `activation_elements`; logits B C V, 4 bytes each, twice.
@@ -172,7 +168,6 @@ def estimate(config: "PretrainedConfig", work: Workload) -> Budget:
     """
     text = config.get_text_config()
     parameters = count_parameters(config)
-    trained = parameters if work.trainable_parameters is None else work.trainable_parameters
     stored, computed = BYTES[work.weights_dtype], BYTES[work.compute_dtype]
     split_state = work.processes if work.sharding != "none" else 1
     split_weights = work.processes if work.sharding == "full" else 1
@@ -184,8 +179,8 @@ def estimate(config: "PretrainedConfig", work: Workload) -> Budget:
     generated_here = work.per_device_batch * work.gradient_accumulation * length if work.generates else 0
     sizes = {
         "weights": parameters * stored // split_weights,
-        "gradients": trained * stored // split_state,
-        "optimiser": trained * (_ADAM_MOMENTS + master_copy) // split_state,
+        "gradients": parameters * stored // split_state,
+        "optimiser": parameters * (_ADAM_MOMENTS + master_copy) // split_state,
         "reference": parameters * computed // split_weights if work.reference else 0,
         "activations": tokens * computed * activation_elements(text, work.gradient_checkpointing),
         "logits": work.per_device_batch * work.completion_tokens * text.vocab_size * 4 * _LOGIT_COPIES,
@@ -256,7 +251,7 @@ def _warnings(budget: Budget, text: "PretrainedConfig", work: Workload, length: 
     if work.device_memory is not None and budget.total > work.device_memory:
         warnings.append(
             f"about {format_bytes(budget.total)} are needed, a device has {format_bytes(work.device_memory)}; "
-            "shard over more processes, train an adapter, or lower the batch"
+            "shard over more processes, or lower the batch"
         )
     return warnings
 

@@ -3,7 +3,6 @@
 Station of the path: **trainer**. All are callbacks of transformers' Trainer, from which trl's trainers descend.
 """
 
-import json
 import logging
 import math
 import shutil
@@ -16,9 +15,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from nlhf.files import append_jsonl, write_json
+from nlhf.files import append_jsonl, read_json, write_json
 from nlhf.formats.base import JudgeFormat
-from nlhf.judge import Judge, shown_pairs
+from nlhf.judge import Judge
+from nlhf.metrics import TRUNCATION_LIMIT, Record, compute
 from nlhf.pairs import Pair
 from nlhf.training import ValidationConfig
 
@@ -89,7 +89,7 @@ class Watch(TrainerCallback):
         if not state.is_world_process_zero:
             return
         truncated = logs.get("completions/clipped_ratio")
-        if truncated is not None and truncated > 0.2:
+        if truncated is not None and truncated > TRUNCATION_LIMIT:
             self._warn(
                 "truncation",
                 f"{truncated:.0%} of the replies hit the token limit and most of them lose their verdict; raise "
@@ -153,8 +153,6 @@ class Validation(TrainerCallback):
             self._validate(state.global_step)
 
     def _validate(self, step: int) -> None:
-        from nlhf.metrics import compute
-
         metrics = {name: metric.value for name, metric in compute(self._records(), resamples=0).items()}
         if self.trainer.accelerator.is_main_process:
             self.log.write(step, {f"validation/{k}": v for k, v in metrics.items() if v is not None})
@@ -166,17 +164,19 @@ class Validation(TrainerCallback):
         """Whether this is the best model so far: the first process, which has the files, decides for all."""
         from accelerate.utils import broadcast_object_list
 
+        if self.trainer.accelerator.is_main_process:
+            put_back(self.folder / "best")
         path = self.folder / "best" / "validation.json"
-        best = json.loads(path.read_text(encoding="utf-8"))[self.config.metric] if path.is_file() else None
+        best = read_json(path)[self.config.metric] if path.is_file() else None
         return broadcast_object_list([value is not None and (best is None or value > best)])[0]
 
-    def _records(self) -> list:
+    def _records(self) -> list[Record]:
         """Records of all pairs; each process judges its share."""
         from accelerate.utils import DistributedType, gather_object
         from trl.models import unwrap_model_for_generation
 
+        from nlhf.evaluate import judge_and_score
         from nlhf.generation import TransformersGenerator
-        from nlhf.metrics import Record
 
         accelerator = self.trainer.accelerator
         # Weights that are split over processes come together layer by layer, so all must take the same steps: each
@@ -185,13 +185,7 @@ class Validation(TrainerCallback):
         share = self.pairs if sharded else self.pairs[accelerator.process_index :: accelerator.num_processes]
         with unwrap_model_for_generation(self.trainer.model_wrapped, accelerator) as model:
             judge = Judge(self.format, TransformersGenerator(model, self.tokenizer, self.sampling))
-            judgements = judge.judge(share)
-        shown = [pair for _, pair in shown_pairs(share)]
-        matches = (
-            self.scorer.score([j.verdict.critique for j in judgements], shown) if self.scorer else [None] * len(shown)
-        )
-        by_id = {pair.id: pair for pair in share}
-        records = [Record.of(j, by_id[j.pair_id], m) for j, m in zip(judgements, matches, strict=True)]
+            records = judge_and_score(judge, share, scorer=self.scorer)
         return records if sharded else gather_object(records)
 
 
@@ -206,6 +200,7 @@ def save_whole(trainer: Any, folder: Path, documents: dict[str, Any] | None = No
     new, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     trainer.save_model(str(new))
     if trainer.accelerator.is_main_process:
+        put_back(folder)
         for name, document in (documents or {}).items():
             write_json(new / name, document)
         shutil.rmtree(old, ignore_errors=True)
@@ -214,6 +209,13 @@ def save_whole(trainer: Any, folder: Path, documents: dict[str, Any] | None = No
         new.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
+
+
+def put_back(folder: Path) -> None:
+    """Undo the half of `save_whole` that a kill between its renames leaves: the old folder takes its place again."""
+    old = folder.with_name(f".{folder.name}.old")
+    if old.exists() and not folder.exists():
+        old.rename(folder)
 
 
 def sample_writer(trainer: Any, folder: Path, every: int, count: int) -> Callable[[int, list[dict[str, Any]]], None]:

@@ -3,13 +3,18 @@
 A verb is a function; its signature is its command line and its YAML (jsonargparse), its docstring the help text.
 """
 
+import dataclasses
+import errno
 import importlib
 import inspect
 import itertools
+import json
 import os
 import re
 import sys
+import typing
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from nlhf import __version__
@@ -26,6 +31,8 @@ VERBS: Verbs = {
     "train": ("nlhf.train:train", "train a judge by GRPO on its verdicts and critiques"),
     "evaluate": ("nlhf.evaluate:evaluate", "judge a data set in both orders and report with intervals"),
     "report": ("nlhf.report:report", "compare evaluated runs in one table and page"),
+    "score-critiques validate": ("nlhf.critique.validation:validate", "hold critique scorers against human labels"),
+    "score-critiques fit": ("nlhf.critique.fitting:fit", "learn the critique matcher from human labels"),
     "suite": ("nlhf.suite:suite", "run arms x seeds of an experiment and compare them"),
 }
 
@@ -55,23 +62,41 @@ def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = V
     except BrokenPipeError:  # the reader of our output (head, less) has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        if error.errno not in _MACHINE:
+            raise
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"{prog}: error: {where}{error.strerror}", file=sys.stderr)
+        return 2
+
+
+# What a machine or its administrator may refuse anywhere, at no fault of ours.
+_MACHINE = (errno.EACCES, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
 def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
     function = _load(target)
     parser = make_parser(function, prog)
-    arguments = _spelled_out(arguments, function)
-    if arguments and not arguments[0].startswith("-"):
-        # A bare word is the verb's first parameter: nlhf data check FILE.
-        first = next(iter(inspect.signature(function).parameters))
-        arguments.insert(0, f"--{first}")
+    arguments = _named_first(_spelled_out(arguments, function), function)
     try:
         values = parser.parse_args(arguments)
     except ConfigurationError as error:
         message = str(error).replace('"<unicode string>"', ", ".join(_config_files(arguments)))
         raise UserError(f"{message}\nFor the accepted options run: {prog} --help") from None
     return _call(function, parser, values)
+
+
+def _named_first(arguments: list[str], function: Any) -> list[str]:
+    """Bare words are the verb's path, or else its first parameter: ``data check FILE``, ``report RUN RUN``."""
+    words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    if not words:
+        return arguments
+    parameters = inspect.signature(function).parameters
+    first = "path" if "path" in parameters else next(iter(parameters))
+    if typing.get_origin(parameters[first].annotation) is list and not words[0].startswith("["):
+        return [f"--{first}", json.dumps(words), *arguments[len(words) :]]
+    return [f"--{first}", *arguments]
 
 
 def _spelled_out(arguments: Sequence[str], function: Any) -> list[str]:
@@ -102,11 +127,47 @@ def _load(target: str) -> Any:
 
 def _call(function: Any, parser: Any, values: Any) -> Any:
     values.pop("config", None)
+    _refuse_nulls(function, values)
+    values = _at_home(values)
     try:
         settings = parser.instantiate(values)
     except ValueError as error:  # a check of a configuration class failed
         raise ConfigurationError(explain(str(error), error)) from None
     return function(**vars(settings))
+
+
+def _refuse_nulls(owner: Any, values: Any, prefix: str = "") -> None:
+    """Null only where the signature allows it, and fields where it has a class: jsonargparse lets others pass."""
+    from jsonargparse import Namespace
+
+    for name, hint in typing.get_type_hints(owner).items():
+        if name not in values:
+            continue
+        value, key, kinds = values[name], f"{prefix}{name}", (hint, *typing.get_args(hint))
+        if value is None:
+            if type(None) not in kinds and hint is not Any:
+                raise ConfigurationError(f"{key}: expected a value, got null; leave it out to get its default")
+            continue
+        for kind in filter(dataclasses.is_dataclass, kinds):
+            for item in value if typing.get_origin(hint) is list else [value]:
+                if isinstance(item, Namespace):
+                    _refuse_nulls(kind, item, f"{key}.")
+                elif not isinstance(item, kind | dict | str):
+                    raise ConfigurationError(f"{key}: expected fields with values, got {item!r}")
+
+
+def _at_home(value: Any) -> Any:
+    """Paths that begin with ``~/`` made whole: no shell does it in a YAML or behind an equals sign."""
+    from jsonargparse import Namespace
+
+    if isinstance(value, str):
+        return str(Path(value).expanduser()) if value.startswith("~/") else value
+    if isinstance(value, list):
+        return [_at_home(item) for item in value]
+    if isinstance(value, Namespace):
+        for name, item in list(vars(value).items()):
+            value[name] = _at_home(item)
+    return value
 
 
 def _config_files(arguments: Sequence[str]) -> list[str]:
@@ -141,7 +202,8 @@ def make_parser(function: Any, prog: str) -> Any:
 
 
 _UNKNOWN = re.compile(
-    r"(?:(?:Key|Option) |Group \S+ does not accept option )'?([\w.\-]+)'?|unrecognized arguments: (\S+)"
+    r"(?:(?:Key|Option) |Group '?(?P<group>[^\s']+)'? does not accept option )'?([\w.\-]+)'?"
+    r"|unrecognized arguments: (\S+)"
 )
 
 
@@ -150,8 +212,10 @@ def _nearest_option(message: str, parser: Any) -> str:
     unknown = _UNKNOWN.match(message)
     if not unknown:
         return ""
-    name = (unknown[1] or unknown[2]).lstrip("-").split("=")[0]
+    name = (unknown[2] or unknown[3]).lstrip("-").split("=")[0]
     known = [action.dest for action in parser._actions if action.dest != "help"]
+    within = [key for key in known if unknown["group"] and f".{unknown['group']}." in f".{key}"]
+    known = within or known
     found = nearest(name, known) or nearest(name.rpartition(".")[2], {key.rpartition(".")[2] for key in known})
     return f".{found}" if found else ""
 
@@ -165,6 +229,7 @@ _PLAIN = (
     (r"Expected a <class 'str'>", "expected a text"),
     (r"Expected a <class '(?:\w+\.)*(\w+)'>", r"expected a \1"),
     (r"Expected a typing\.Literal\[(.*?)\]", r"expected one of \1"),
+    (r"\. Got value:$", ", got nothing"),
     (r"\. Got value: (.*)$", r", got \1"),
     (r"^(?:Expected a dot import path string: |Unable to load config )['\"]?([^'\"]*)['\"]?.*$",
      r"expected fields with values, got \1"),

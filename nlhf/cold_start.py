@@ -101,6 +101,7 @@ def cold_start(
     check_run(out, config, resume)
     judge_format = get_format(format, prompt_file)
     prepared = training_pairs(data, judge_format, order, seed)
+    pairs = _with_target(prepared.pairs, sft)
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
     if sft.per_device_train_batch_size % group_size(order):
         raise UserError(
@@ -116,15 +117,22 @@ def cold_start(
 
     sft.check_extra(TrainingArguments, "sft")
     tokenizer = load_tokenizer(model)
-    rows, too_long = tokenize(tokenizer, judge_format, prepared.pairs, sft, group_size(order))
-    announce_budget(model, sft, len(rows), 0, sft.max_length, generates=False, reference=False)
+    rows, too_long = tokenize(tokenizer, judge_format, pairs, sft, group_size(order))
+    longest = max(len(row["input_ids"]) for row in rows)
+    reply = max(sum(weight > 0 for weight in row["weights"]) for row in rows)
+    announce_budget(model, sft, len(rows), longest - reply, reply, generates=False, reference=False)
     if dry_run:
         return Path(out)
 
     torch.manual_seed(seed)
     policy = load_model(for_training(model), device="cpu")
     trainer = make_trainer(policy, tokenizer, rows, sft, Path(out), seed, group_size(order), model)
-    manifest = {"data": prepared.manifests, "rows": len(rows), "too_long": too_long}
+    manifest = {
+        "data": prepared.manifests,
+        "rows": len(rows),
+        "without_critique": len(prepared.pairs) - len(pairs),
+        "too_long": too_long,
+    }
     folder = begin_run(trainer, out, config, resume, manifest)
     log = MetricsLog(folder)
     if validation and held_out:
@@ -137,6 +145,21 @@ def cold_start(
     trainer.add_callback(Watch())
     run_trainer(trainer, folder, resume)
     return folder
+
+
+def _with_target(pairs: Sequence[Pair], sft: ColdStartConfig) -> list[Pair]:
+    """The pairs that have what is to be learned: an empty critique must not be a lesson."""
+    if sft.target == "verdict":
+        return list(pairs)
+    kept = [pair for pair in pairs if pair.has_critique]
+    if not kept:
+        raise UserError(
+            f"none of the {len(pairs)} pairs has a human critique to learn from; use sft.target: verdict, or data with "
+            "critiques (see data.labelled_fraction)"
+        )
+    if len(kept) < len(pairs):
+        logger.warning("left out %d of %d rows without a human critique", len(pairs) - len(kept), len(pairs))
+    return kept
 
 
 def tokenize(
@@ -245,11 +268,12 @@ def make_trainer(
 
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             weights = inputs.pop("weights")[:, 1:]
-            outputs = model(**inputs)
-            losses = F.cross_entropy(
-                outputs.logits[:, :-1].float().transpose(1, 2), inputs["input_ids"][:, 1:], reduction="none"
-            )
             total = weights.sum() if num_items_in_batch is None else num_items_in_batch
+            # Most of a row is prompt: only positions that some row learns from are projected to the vocabulary.
+            learned = weights.any(dim=0).nonzero().squeeze(1)
+            outputs = model(**inputs, logits_to_keep=learned)
+            targets, weights = inputs["input_ids"][:, learned + 1], weights[:, learned]
+            losses = F.cross_entropy(outputs.logits.float().transpose(1, 2), targets, reduction="none")
             # Data parallelism averages gradients over processes; the divisor is the sum over all of them.
             loss = (losses * weights).sum() / total * self.accelerator.num_processes
             return (loss, outputs) if return_outputs else loss

@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -40,7 +39,10 @@ class ClassSpec:
             return cls(value)
         if not isinstance(value, dict) or "class_path" not in value or not set(value) <= {"class_path", "init_args"}:
             raise ValueError("expected a class_path, alone or with init_args (on the command line in quotes)")
-        return cls(value["class_path"], dict(value.get("init_args") or {}))
+        path, arguments = value["class_path"], value.get("init_args") or {}
+        if not isinstance(path, str) or not isinstance(arguments, dict):
+            raise ValueError("class_path must be a text and init_args fields with values")
+        return cls(path, dict(arguments))
 
     def to_dict(self) -> dict[str, Any]:
         """The inverse of `from_dict`."""
@@ -54,7 +56,10 @@ class ClassSpec:
         """
         cls = self._import()
         arguments = {name: _built(value) for name, value in self.init_args.items()}
-        parameters = inspect.signature(cls).parameters
+        try:
+            parameters = inspect.signature(cls).parameters
+        except ValueError:  # a few of Python's own classes have none
+            raise UserError(f"class_path {self.class_path!r} does not say which arguments it takes") from None
         named = [p for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
         open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         for name in arguments:
@@ -71,7 +76,7 @@ class ClassSpec:
     def _import(self) -> type:
         path = ALIASES.get(self.class_path, self.class_path)
         module_name, _, name = path.rpartition(".")
-        if not module_name:
+        if not module_name.strip("."):
             raise UserError(
                 f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}."
                 f"{nearest(path, ALIASES)}"
@@ -84,7 +89,10 @@ class ClassSpec:
             raise UserError(
                 f"class_path {self.class_path!r}: {module_name} has no {name!r}.{nearest(name, vars(module))}"
             )
-        return getattr(module, name)
+        found = getattr(module, name)
+        if not inspect.isclass(found) and not inspect.isroutine(found):
+            raise UserError(f"class_path {self.class_path!r} is no class but a {type(found).__name__}")
+        return found
 
 
 def _built(value: Any) -> Any:
@@ -115,10 +123,10 @@ class OptimizationConfig:
     """Such batches in one optimiser step."""
 
     lr_scheduler_type: str = "constant"
-    """Schedule of the learning rate after the warm-up: constant, linear, cosine."""
+    """Schedule of the learning rate: constant, constant_with_warmup, linear, cosine, ... (transformers' names)."""
 
     warmup_steps: int = 0
-    """Steps in which the learning rate rises from 0."""
+    """Steps in which the learning rate rises from 0; the schedule constant has none."""
 
     weight_decay: float = 0.01
     """AdamW weight decay."""
@@ -150,6 +158,11 @@ class OptimizationConfig:
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
             if getattr(self, name) < 1:
                 problems.append(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.lr_scheduler_type == "constant" and self.warmup_steps > 0:
+            problems.append(
+                f"warmup_steps is {self.warmup_steps}, but lr_scheduler_type constant has no warm-up; set it to "
+                "constant_with_warmup, or leave out warmup_steps"
+            )
         if problems:
             raise UserError("; ".join(problems))
 
@@ -159,13 +172,12 @@ class OptimizationConfig:
         values["activation_checkpointing"] = values.pop("gradient_checkpointing")  # its name in transformers 5
         return values | self.extra
 
-    def check_extra(self, config_class: type, where: str, ours: Iterable[str] = ("output_dir", "seed")) -> None:
+    def check_extra(self, config_class: type, where: str) -> None:
         """Make sure that ``extra`` has only arguments of the trainer's configuration class that have no place of ours.
 
         Args:
             config_class: transformers.TrainingArguments or a class derived from it.
             where: Name of these settings in the YAML.
-            ours: Further arguments that we set.
 
         Raises:
             UserError: a key is unknown (the nearest name is offered), or is set elsewhere.
@@ -175,7 +187,7 @@ class OptimizationConfig:
             if name in vars(self) or name == "activation_checkpointing":
                 own = "gradient_checkpointing" if name == "activation_checkpointing" else name
                 raise UserError(f"{where}.extra: set {where}.{own} instead of {name!r} in extra")
-            if name in ours:
+            if name in ("output_dir", "seed"):
                 raise UserError(f"{where}.extra: {name!r} is set by the run itself (options out and seed)")
             if name not in known:
                 message = f"{where}.extra: {config_class.__name__} has no argument {name!r}."

@@ -33,18 +33,21 @@ _CRITIQUE_FIELDS = {
 }
 
 
-def show(data: DataConfig, n: int = 3) -> None:
+def show(data: DataConfig = NO_FILE, n: int = 3, path: str | None = None) -> None:
     """Print the first pairs of a data set.
 
     Args:
-        data: The data set.
+        data: The data set, when it needs more than a path.
         n: How many pairs.
+        path: A file of pairs (the same as ``--data.source jsonl --data.path FILE``).
 
     Raises:
-        UserError: the data set cannot be loaded, or ``n`` is not positive.
+        UserError: the data set cannot be loaded, neither or both of ``path`` and ``data`` are given, or ``n`` is not
+            positive.
     """
     if n < 1:
         raise UserError(f"--n must be at least 1, got {n}")
+    data = _named(data, path, "show")
     if data.limit is None or data.limit > n:
         data = dataclasses.replace(data, limit=n)
     console = Console(highlight=False)
@@ -66,14 +69,7 @@ def check(path: str | None = None, data: DataConfig = NO_FILE, against: DataConf
     Raises:
         UserError: the data set is malformed, or neither or both of ``path`` and ``data`` are given.
     """
-    if path is not None and (data.source != "jsonl" or data.path is not None):
-        raise UserError(
-            "give either a file to check (nlhf data check FILE) or a data set (--data.source NAME), not both"
-        )
-    if path is not None:
-        data = dataclasses.replace(data, path=path)
-    if data == NO_FILE:
-        raise UserError("give a file to check (nlhf data check FILE) or a data set (--data.source NAME)")
+    data = _named(data, path, "check")
     drops: Counter = Counter()
     pairs = load_pairs(data, drops)
     manifest = build_manifest(data, pairs, drops)
@@ -105,6 +101,16 @@ def export(data: DataConfig, out: str, overwrite: bool = False) -> None:
     Console(highlight=False).print(Text(f"{len(pairs)} pairs written to {out}"), soft_wrap=True)
 
 
+def _named(data: DataConfig, path: str | None, verb: str) -> DataConfig:
+    """The data set that is named by a bare path or by its configuration."""
+    ways = f"a file to {verb} (nlhf data {verb} FILE) or a data set (--data.source NAME)"
+    if path is not None and (data.source != "jsonl" or data.path is not None):
+        raise UserError(f"give either {ways}, not both")
+    if path is None and data == NO_FILE:
+        raise UserError(f"give {ways}")
+    return data if path is None else dataclasses.replace(data, path=path)
+
+
 def _print_pair(console: Console, pair: Pair) -> None:
     facts = [f"label {pair.label or 'none'}"]
     facts += [f"strength {pair.strength}"] if pair.strength is not None else []
@@ -126,8 +132,9 @@ def _print_critique(console: Console, critique: HumanCritique) -> None:
             console.print(_shown(f"{meaning}: {text}"))
 
 
-# Escape sequences in judged text could clear or rewrite the terminal; half a surrogate pair cannot be printed at all.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+# Escape sequences in judged text could clear or rewrite the terminal, and overrides of the writing direction the order
+# of what is read (text from right to left needs none); half a surrogate pair cannot be printed at all.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def _shown(text: str) -> Text:

@@ -18,21 +18,19 @@ from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
-from nlhf.files import append_jsonl, write_json, write_jsonl
+from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl
 from nlhf.formats import JudgeFormat, get_format
-from nlhf.generation import SamplingConfig
-from nlhf.judge import ORDERS, Generator, Judge, Judgement, Order
+from nlhf.generation import SamplingConfig, TransformersGenerator
+from nlhf.judge import ORDERS, Generator, Judge, Judgement, Order, as_shown, shown_pairs
 from nlhf.ledger import LedgerRow, append, format_metric
 from nlhf.logs import setup_logging
 from nlhf.metrics import RESAMPLES, TRUNCATION_LIMIT, WRONG_CRITIQUE_THRESHOLD, Metric, Record, definitions
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
-from nlhf.report import report, write_report
-from nlhf.results import Evaluation, Run, load_run, read_json, read_records
+from nlhf.report import write_report
+from nlhf.results import Evaluation, load_run, read_records
 from nlhf.runs import check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
-
-__all__ = ["Evaluation", "Run", "evaluate", "evaluate_judge", "load_run", "report"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,10 +72,7 @@ def evaluate_judge(
     records = {r.key: r for r in done}
     by_id = {pair.id: pair for pair in pairs}
     for chunk, chunk_orders in _owed(pairs, orders, samples, set(records), chunk_size):
-        judgements = judge.judge(chunk, chunk_orders, samples, progress)
-        matches = _score(scorer, judgements, by_id)
-        for judgement, match in zip(judgements, matches, strict=True):
-            record = Record.of(judgement, by_id[judgement.pair_id], match)
+        for record in judge_and_score(judge, chunk, chunk_orders, samples, scorer, progress):
             if record.key not in records:
                 records[record.key] = record
                 if keep:
@@ -85,6 +80,21 @@ def evaluate_judge(
     complete = [records[p.id, order, k] for p in pairs for order in orders for k in range(samples)]
     complete = _score_again(scorer, complete, by_id)
     return Evaluation.of(complete, wrong_critique_threshold, resamples, seed)
+
+
+def judge_and_score(
+    judge: Judge,
+    pairs: Sequence[Pair],
+    orders: Sequence[Order] = ORDERS,
+    samples: int = 1,
+    scorer: CritiqueScorer | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> list[Record]:
+    """One record for each judgement, by pair, then order, then sample; arguments as of `evaluate_judge`."""
+    by_id = {pair.id: pair for pair in pairs}
+    judgements = judge.judge(pairs, orders, samples, progress)
+    matches = _score(scorer, judgements, by_id)
+    return [Record.of(j, by_id[j.pair_id], match) for j, match in zip(judgements, matches, strict=True)]
 
 
 def _owed(
@@ -109,8 +119,7 @@ def _score(
     if scorer is None:
         return [None] * len(judgements)
     critiques = [j.critique if isinstance(j, Record) else j.verdict.critique for j in judgements]
-    shown = [by_id[j.pair_id] if j.order == "AB" else by_id[j.pair_id].swap() for j in judgements]
-    return scorer.score(critiques, shown)
+    return scorer.score(critiques, [as_shown(by_id[j.pair_id], j.order) for j in judgements])
 
 
 def _score_again(scorer: CritiqueScorer | None, records: list[Record], by_id: dict[str, Pair]) -> list[Record]:
@@ -172,19 +181,27 @@ def evaluate(
     _check(samples, wrong_critique_threshold, resamples, sampling)
     # What can fail fails before there is a folder, which would be in the way of the next try.
     check_run(out, config, resume, _MAY_DIFFER)
+    if ledger:
+        check_appendable(ledger)
     judge_format = get_format(format, prompt_file, compat)
     drops: Counter = Counter()
     pairs = load_pairs(data, drops, seed)
     manifest = _manifest(data, pairs, drops, model, judge_format)
     critique_scorer = scorer.build() if scorer else None
-    judge = Judge(judge_format, make_generator(model, sampling))
+    if scorer and not hasattr(critique_scorer, "score"):
+        raise UserError(f"scorer: {scorer.class_path} has no method score, see nlhf.critique.scorers.CritiqueScorer")
+    generator = make_generator(model, sampling)
+    judge = Judge(judge_format, generator)
+    shown = _ORDERS[orders]
+    prompts = [judge_format.render(pair) for _, pair in shown_pairs(pairs, shown)]
+    if isinstance(generator, TransformersGenerator):
+        generator.encode(prompts)  # one that is too long would else end the run hours later
 
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "metrics.json").is_file()
     _keep_inputs(folder, manifest, pairs)
     judgements = folder / "judgements.jsonl"
     done = read_records(judgements) if judgements.is_file() else []
-    shown = _ORDERS[orders]
     owed = len(pairs) * len(shown) - len({(r.pair_id, r.order) for r in done})
     with tqdm(total=owed, desc="judging", unit="prompt", disable=None) as bar:  # None: silent without a terminal
         evaluation = evaluate_judge(
@@ -213,7 +230,6 @@ def evaluate(
 
 def make_generator(model: ModelConfig, sampling: SamplingConfig) -> Generator:
     """The generator that a model's configuration asks for."""
-    from nlhf.generation import TransformersGenerator
     from nlhf.models import load_model, load_tokenizer
 
     return TransformersGenerator(load_model(model), load_tokenizer(model), sampling)
@@ -267,7 +283,7 @@ def _manifest(
 
     return {
         "data": build_manifest(data, pairs, drops).to_dict(),
-        "model_hash": model_hash(model.name),
+        "model_hash": model_hash(model.name, model.revision, model.trust_remote_code),
         "judge": {
             "format": judge_format.name,
             "prompt_hash": judge_format.prompt_hash,

@@ -27,6 +27,11 @@ def _finite(value: Any) -> Any:
 
 
 def write_text(path: str | Path, text: str) -> None:
+    """Write UTF-8 text as `write_bytes` does."""
+    write_bytes(path, text.encode("utf-8", "surrogatepass"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
     """Write beside the target and rename, so that readers see the old file or the new one, never a part."""
     path = Path(path)
     try:
@@ -35,8 +40,8 @@ def write_text(path: str | Path, text: str) -> None:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogatepass") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except BaseException as error:
@@ -49,6 +54,21 @@ def write_text(path: str | Path, text: str) -> None:
 def write_json(path: str | Path, value: Any) -> None:
     """Write one JSON document, indented."""
     write_text(path, to_json(value, indent=2) + "\n")
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """One JSON document.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        value = json.loads(Path(path).read_bytes().decode("utf-8", "surrogatepass"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected an object with named fields, got {type(value).__name__}")
+    return value
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> None:
@@ -78,6 +98,25 @@ def append_jsonl(path: str | Path, row: Any) -> None:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def check_appendable(path: str | Path) -> None:
+    """Make sure, without writing, that `append_jsonl` will be able to write here.
+
+    Raises:
+        UserError: the path is a folder, lies under a file, or may not be written.
+    """
+    path = Path(path)
+    try:
+        if path.is_dir():
+            raise UserError(f"cannot write {path}: it is a folder")
+        existing = next(p for p in (path, *path.absolute().parents) if p.exists())
+        if existing != path and not existing.is_dir():
+            raise UserError(f"cannot write {path}: {existing} is a file")
+        if not os.access(existing, os.W_OK):
+            raise UserError(f"cannot write {path}: no permission to write {existing}")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def read_jsonl(path: str | Path, skip_torn: bool = False) -> Iterator[tuple[int, Any]]:
     """The documents of a JSON-lines file with their line numbers, from 1; blank lines are passed over.
 
@@ -103,5 +142,8 @@ def read_jsonl(path: str | Path, skip_torn: bool = False) -> Iterator[tuple[int,
                     if not skip_torn:
                         where = f"{error.reason} at byte {error.start}"
                         raise UserError(f"{path}:{number}: not UTF-8 text ({where}); convert it") from None
+                except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in brackets
+                    if not skip_torn:
+                        raise UserError(f"{path}:{number}: JSON that cannot be read ({error})") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None

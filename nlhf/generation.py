@@ -1,7 +1,8 @@
 """Answer chat prompts with a model: the **Generator** station of the path.
 
 A generator is any class with the method of `nlhf.judge.Generator`; this one runs a transformers model in this
-process. A reply depends on its prompt, the sample's index and the seed, never on the batch it was computed in.
+process. A reply depends on its prompt, the sample's index and the seed, and on the batch that it was computed in only
+as far as the device's arithmetic rounds differently there (hardly in float32, sometimes in bfloat16).
 """
 
 import hashlib
@@ -41,7 +42,7 @@ class SamplingConfig:
     """Seed of the samples."""
 
     batch_size: int = 16
-    """Replies computed at once on a device; it changes speed and memory, not the replies."""
+    """Replies computed at once on a device; it changes speed and memory, and the replies only by rounding."""
 
     max_prompt_tokens: int | None = None
     """Refuse prompts longer than this; without it, the model's context window decides."""
@@ -105,8 +106,7 @@ class TransformersGenerator:
         """
         if samples < 1:
             raise UserError(f"samples must be at least 1, got {samples}")
-        prompt_ids = [render_chat(self.tokenizer, m, **self.config.chat_template_kwargs) for m in prompts]
-        self._check_lengths([len(ids) for ids in prompt_ids])
+        prompt_ids = self.encode(prompts)
         drawn = samples if self.config.temperature > 0 else 1  # greedy replies to one prompt are all the same
         # Longest first: neighbours need little padding, and a batch that does not fit into memory fails at once.
         rows = sorted(
@@ -123,6 +123,16 @@ class TransformersGenerator:
                 if progress and done:
                     progress(done)
         return [[group[k % drawn] for k in range(samples)] for group in replies]
+
+    def encode(self, prompts: Sequence[list[Message]]) -> list[list[int]]:
+        """The ids of each prompt.
+
+        Raises:
+            UserError: prompts that are too long are counted and refused; they are never cut.
+        """
+        prompt_ids = [render_chat(self.tokenizer, m, **self.config.chat_template_kwargs) for m in prompts]
+        self._check_lengths([len(ids) for ids in prompt_ids])
+        return prompt_ids
 
     def _check_lengths(self, lengths: list[int]) -> None:
         window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)

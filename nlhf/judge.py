@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from nlhf.formats.base import JudgeFormat, Message
-from nlhf.pairs import Label, Pair
+from nlhf.pairs import Label, Pair, other_label
 from nlhf.verdict import Verdict
 
 Order = Literal["AB", "BA"]
@@ -65,7 +65,7 @@ class Judgement:
     @property
     def label(self) -> Label | None:
         """The verdict in the data's own order, whatever order was shown."""
-        return self.verdict.label if self.order == "AB" else self.verdict.swap().label
+        return self.verdict.label if self.order == "AB" else other_label(self.verdict.label)
 
 
 class Judge:
@@ -94,7 +94,12 @@ class Judge:
 
 def shown_pairs(pairs: Sequence[Pair], orders: Sequence[Order] = ORDERS) -> Iterator[tuple[Order, Pair]]:
     """Every pair as it is shown in each order."""
-    return ((order, pair if order == "AB" else pair.swap()) for pair in pairs for order in orders)
+    return ((order, as_shown(pair, order)) for pair in pairs for order in orders)
+
+
+def as_shown(pair: Pair, order: Order) -> Pair:
+    """The pair as a judge reads it in this order."""
+    return pair if order == "AB" else pair.swap()
 
 
 def prompt_hash(messages: Sequence[Message]) -> str:

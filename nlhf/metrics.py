@@ -126,6 +126,8 @@ class Record:
         Raises:
             UserError: fields are missing or unknown; the message begins with ``where``.
         """
+        if not isinstance(row, Mapping):
+            raise UserError(f"{where}: not a judgement but a {type(row).__name__}")
         values = {k: v for k, v in row.items() if k != "winner"}
         try:
             values["match"] = _read_match(values.get("match"))
@@ -222,7 +224,7 @@ def definitions(threshold: float = WRONG_CRITIQUE_THRESHOLD) -> dict[str, Defini
         "position_consistency": Definition(
             "Position consistency",
             "pairs with a verdict in both orders whose two verdicts name the same response",
-            lambda r, twin: float(r.winner == twin.winner) if _both_parsed(r, twin) else None,
+            lambda r, twin: float(not flipped(r, twin)) if _both_parsed(r, twin) else None,
             +1,
         ),
         "position_excluded": Definition(
@@ -276,7 +278,7 @@ def definitions(threshold: float = WRONG_CRITIQUE_THRESHOLD) -> dict[str, Defini
         "wrong_critique_rate": Definition(
             "Right label, wrong critique",
             f"among right verdicts with a scored critique, those with F1 below {threshold:g}",
-            lambda r, _: float(r.scored.f1 < threshold) if r.scored and r.correct else None,
+            lambda r, _: float(lucky(r, threshold)) if r.scored and r.correct else None,
             -1,
         ),
         "scorer_failures": Definition(
@@ -289,6 +291,22 @@ def definitions(threshold: float = WRONG_CRITIQUE_THRESHOLD) -> dict[str, Defini
             "Reply tokens", "mean length of a reply in tokens", lambda r, _: float(r.tokens), rate=False
         ),
     }
+
+
+def with_twins(records: Sequence[Record]) -> list[tuple[Record, Record | None]]:
+    """Each record with that of the same pair and sample in the other order; None where it was not judged."""
+    by_key = {r.key: r for r in records}
+    return [(r, by_key.get((r.pair_id, "BA" if r.order == "AB" else "AB", r.sample))) for r in records]
+
+
+def flipped(record: Record, twin: Record | None) -> bool:
+    """Both orders have a verdict, and they name different responses."""
+    return twin is not None and None not in (record.verdict, twin.verdict) and record.winner != twin.winner
+
+
+def lucky(record: Record, threshold: float) -> bool:
+    """Right label, wrong critique: right by a reason that does not hold."""
+    return record.correct and record.scored is not None and record.scored.f1 < threshold
 
 
 def _correct(record: Record, _: Record | None) -> float | None:
@@ -430,14 +448,12 @@ def _cluster_sums(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Sum and count of every figure in every cluster, each float [n_clusters, n_figures]."""
     index = {cluster: i for i, cluster in enumerate(clusters)}
-    by_key = {r.key: r for r in records}
-    if len(by_key) < len(records):
+    if len({r.key for r in records}) < len(records):
         raise ValueError("two records have the same pair, order and sample")
     figures = list(definitions(threshold).values())
     sums = np.zeros((len(clusters), len(figures)))
     counts = np.zeros_like(sums)
-    for record in records:
-        twin = by_key.get((record.pair_id, "BA" if record.order == "AB" else "AB", record.sample))
+    for record, twin in with_twins(records):
         row = index[record.cluster]
         for column, figure in enumerate(figures):
             value = figure.value(record, twin)
@@ -477,7 +493,8 @@ def _interval(chunks: Iterator[np.ndarray], n_clusters: int) -> tuple[np.ndarray
 
 
 def _require_same_pairs(records_a: Sequence[Record], records_b: Sequence[Record]) -> None:
-    a, b = ({r.pair_id: (r.label, r.cluster) for r in records} for records in (records_a, records_b))
+    # Lengths, because ids such as row-1 and their labels may well be the same in two files.
+    a, b = ({r.pair_id: (r.label, r.cluster, r.length_a, r.length_b) for r in rs} for rs in (records_a, records_b))
     differing = sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
     if differing:
         raise UserError(

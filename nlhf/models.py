@@ -175,7 +175,7 @@ def load_sentence_encoder(name: str, device: "str | torch.device | None" = None)
         return SentenceTransformer(source, device=None if device is None else str(device), **options)
 
 
-def model_hash(name: str) -> str | None:
+def model_hash(name: str, revision: str | None = None, trust_remote_code: bool = False) -> str | None:
     """What identifies the weights, 12 digits: SHA-256 over a folder's safetensors, or the commit on the hub.
 
     None for a hub name whose commit is unknown.
@@ -185,7 +185,7 @@ def model_hash(name: str) -> str | None:
     """
     source = resolve(name)
     if not Path(source).is_dir():
-        commit = getattr(load_config(name), "_commit_hash", None)
+        commit = getattr(load_config(name, revision, trust_remote_code), "_commit_hash", None)
         return commit and commit[:12]
     files = sorted(Path(source).glob("*.safetensors"))
     if not files:
@@ -286,6 +286,15 @@ def render_chat(
     except jinja2.TemplateError as error:
         name = tokenizer.name_or_path
         raise UserError(f"the chat template of {name!r} refuses the messages: {error}") from error
+    except Exception as error:  # the tokenizers library has no exception of its own
+        if "UNK" not in str(error):
+            raise
+        raise UserError(
+            f"tokenizer {tokenizer.name_or_path!r} has no token for a word of the prompt; the sandbox judge reads "
+            "only source and format sandbox, other texts need another model"
+        ) from error
+    if not ids:  # a tokenizer made from a folder without its vocabulary knows no words, and says nothing
+        raise UserError(f"tokenizer {tokenizer.name_or_path!r} makes no tokens of a prompt; is tokenizer.json missing?")
     bos = tokenizer.bos_token_id
     assert bos is None or ids[:2] != [bos, bos], "the prompt begins with two beginning-of-sequence tokens"
     return list(ids)

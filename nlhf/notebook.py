@@ -4,13 +4,14 @@ Station of the path: metrics -> **report**, by hand. What a model or a data set 
 """
 
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlhf.critique.arguments import Argument, generated_arguments, reference_sets
-from nlhf.metrics import Record, compare, definitions
-from nlhf.results import Run
+from nlhf.critique.arguments import generated_arguments, reference_sets
+from nlhf.judge import as_shown
+from nlhf.metrics import Record, definitions, flipped, lucky, with_twins
+from nlhf.report import numbered
+from nlhf.results import Run, compare_runs
 
 if TYPE_CHECKING:
     import jinja2
@@ -30,32 +31,22 @@ def judgement_table(run: Run) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows = [_row(record, twin, run) for record, twin in _twins(run)]
+    rows = [_row(record, twin, run) for record, twin in with_twins(run.records)]
     index = pd.MultiIndex.from_tuples([r.key for r in run.records], names=["pair", "order", "sample"])
     return pd.DataFrame(rows, index=index).astype(
         {"correct": "boolean", "f1": float, "precision": float, "recall": float}
     )
 
 
-def _twins(run: Run) -> list[tuple[Record, Record | None]]:
-    """Each record with that of the same pair and sample in the other order."""
-    by_key = {r.key: r for r in run.records}
-    return [(r, by_key.get((r.pair_id, "BA" if r.order == "AB" else "AB", r.sample))) for r in run.records]
-
-
 def _row(record: Record, twin: Record | None, run: Run) -> dict[str, Any]:
-    # The figures' own definitions, so that a filter finds exactly what a figure counts.
-    figures = definitions(run.config["wrong_critique_threshold"])
-    consistent, lucky = (figures[name].value for name in ("position_consistency", "wrong_critique_rate"))
-    in_order = (record, twin) if record.order == "AB" else (twin, record)
     score = record.scored
     return {
         "subset": record.subset,
         "label": record.label,
         "winner": record.winner,
         "correct": record.correct if record.label else None,
-        "flipped": twin is not None and consistent(*in_order) == 0,
-        "lucky": lucky(record, twin) == 1,
+        "flipped": flipped(record, twin),
+        "lucky": lucky(record, run.config["wrong_critique_threshold"]),
         "f1": score and score.f1,
         "precision": score and score.precision,
         "recall": score and score.recall,
@@ -76,16 +67,15 @@ def figure_table(run: Run) -> "pd.DataFrame":
 
 
 def difference_table(first: Run, second: Run) -> "pd.DataFrame":
-    """Paired differences, second minus first, with the ends of their 95 % intervals; see `nlhf.metrics.compare`.
+    """Paired differences, second minus first, with the ends of their 95 % intervals; see `nlhf.results.compare_runs`.
 
     Raises:
         UserError: the runs were not measured on the same pairs.
     """
     import pandas as pd
 
-    threshold, resamples = first.config["wrong_critique_threshold"], first.config["resamples"]
-    found = compare(first.records, second.records, threshold, resamples, first.config["seed"])
-    titles = {name: definition.title for name, definition in definitions(threshold).items()}
+    found = compare_runs(first, second)
+    titles = {name: definition.title for name, definition in definitions().items()}
     rows = {titles[name]: vars(difference) for name, difference in found.items() if difference.value is not None}
     columns = {"first": first.name, "second": second.name, "value": "difference", "low": "low", "high": "high"}
     return pd.DataFrame(rows, index=list(columns)).T.astype(float).set_axis(list(columns.values()), axis=1)
@@ -113,14 +103,13 @@ def show_judgements(run: Run, rows: "pd.DataFrame", limit: int = 10) -> "HTML":
     """
     from IPython.display import HTML
 
-    by_key = {r.key: (r, twin) for r, twin in _twins(run)}
+    by_key = {r.key: (r, twin) for r, twin in with_twins(run.records)}
     cards = [_card(*by_key[key], run) for key in rows.index[:limit]]
     return HTML(_template().render(cards=cards, left_out=max(0, len(rows) - limit)))
 
 
 def _card(record: Record, twin: Record | None, run: Run) -> dict[str, Any]:
-    pair = run.pairs[record.pair_id]
-    pair = pair if record.order == "AB" else pair.swap()
+    pair = as_shown(run.pairs[record.pair_id], record.order)
     row, match = _row(record, twin, run), record.match
     generated = match.generated if match else generated_arguments(record.critique)
     reference = match.reference if match else [a for arguments in reference_sets(pair) for a in arguments]
@@ -129,15 +118,9 @@ def _card(record: Record, twin: Record | None, run: Run) -> dict[str, Any]:
         "record": record,
         "pair": pair,
         "remarks": [remark for name, remark in _REMARKS.items() if row[name]],
-        "generated": _numbered(generated, [i for i, _ in matched]),
-        "reference": _numbered(reference, [j for _, j in matched]),
+        "generated": numbered(generated, [i for i, _ in matched]),
+        "reference": numbered(reference, [j for _, j in matched]),
     }
-
-
-def _numbered(arguments: Sequence[Argument], matched: Sequence[int]) -> list[dict[str, Any]]:
-    """Arguments with the number of their match, from 1; None where nothing matches."""
-    numbers = {i: n for n, i in enumerate(matched, start=1)}
-    return [{"text": str(argument), "match": numbers.get(i)} for i, argument in enumerate(arguments)]
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from nlhf.errors import UserError, nearest
 Side = Literal["A", "B"]
 Label = Literal["A", "B", "tie"]
 LABELS = ("A", "B", "tie")
-_OTHER = {"A": "B", "B": "A", "a": "b", "b": "a", "1": "2", "2": "1"}
+_OTHER = {"A": "B", "B": "A", "1": "2", "2": "1"}
 
 # How people refer to a response: a noun, then its letter or number ("Response A", "@Response 2", "Assistant B's").
 # A lower-case letter is never a reference: "the answer a user wants" must stay as it is. One noun may serve two names
@@ -78,6 +78,8 @@ class HumanCritique:
         for name in ("text", "strengths_a", "weaknesses_a", "strengths_b", "weaknesses_b"):
             if not isinstance(getattr(self, name), str):
                 raise UserError(f"critique field {name!r} must be a string, got {type(getattr(self, name)).__name__}")
+        if not isinstance(self.annotator, str | int | None):
+            raise UserError(f"critique field 'annotator' must be a name, got {type(self.annotator).__name__}")
 
     @property
     def empty(self) -> bool:

@@ -20,9 +20,10 @@ from markupsafe import Markup
 from nlhf.critique.arguments import Argument, reference_sets
 from nlhf.errors import UserError
 from nlhf.files import write_text
+from nlhf.judge import as_shown
 from nlhf.ledger import format_metric
-from nlhf.metrics import TRUNCATION_LIMIT, Difference, Metric, Record, compare, definitions
-from nlhf.results import Run, load_run
+from nlhf.metrics import TRUNCATION_LIMIT, Difference, Metric, Record, definitions, flipped, lucky, with_twins
+from nlhf.results import Run, compare_runs, load_run
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -96,11 +97,8 @@ def build_report(runs: Sequence[Run], max_judgements: int = MAX_JUDGEMENTS, seed
         UserError: the runs were not measured on the same pairs, or differ in what counts as a wrong critique.
     """
     names = _names(runs)
-    threshold = _common_threshold(runs)
-    differences = {
-        name: compare(runs[0].records, run.records, threshold, runs[0].config["resamples"])
-        for name, run in list(zip(names, runs, strict=True))[1:]
-    }
+    threshold = runs[0].config["wrong_critique_threshold"]
+    differences = {name: compare_runs(runs[0], run) for name, run in zip(names[1:], runs[1:], strict=True)}
     chosen = _choose(runs, max_judgements, seed)
     context = {
         "title": names[0] if len(runs) == 1 else f"{len(runs)} judges compared",
@@ -136,8 +134,13 @@ def _template(name: str) -> jinja2.Template:
         lstrip_blocks=True,
     )
     environment.filters["clip"] = _clip
-    environment.filters["cell"] = lambda text: " ".join(str(text).replace("|", "\\|").split())
+    environment.filters["cell"] = _cell
     return environment.get_template(name)
+
+
+def _cell(text: Any) -> str:
+    """Text within a markdown table: a bar or a line break would end the cell, and viewers obey HTML."""
+    return " ".join(str(text).replace("|", "\\|").replace("<", "&lt;").split())
 
 
 def _clip(text: str) -> str:
@@ -153,17 +156,11 @@ def _names(runs: Sequence[Run]) -> list[str]:
     """The runs' names, or their folders where two runs share a name."""
     if not runs:
         raise UserError("report: there is no run to report")
+    folders = [run.folder.resolve() for run in runs]
+    if len(set(folders)) < len(folders):
+        raise UserError("report: a run is named more than once; a comparison needs different ones")
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
-
-
-def _common_threshold(runs: Sequence[Run]) -> float:
-    thresholds = {run.config["wrong_critique_threshold"] for run in runs}
-    if len(thresholds) > 1:
-        raise UserError(
-            f"the runs differ in wrong_critique_threshold ({sorted(thresholds)}); evaluate them with the same"
-        )
-    return thresholds.pop()
 
 
 def _facts(name: str, run: Run) -> dict[str, Any]:
@@ -441,26 +438,21 @@ def _cards(names: Sequence[str], runs: Sequence[Run], chosen: Sequence[str]) -> 
     """The judgements on the chosen pairs, pair by pair."""
     by_pair: dict[str, list[dict[str, Any]]] = {pair_id: [] for pair_id in chosen}
     for name, run in zip(names, runs, strict=True):
-        by_key = {r.key: r for r in run.records}
-        for record in run.records:
+        for record, twin in with_twins(run.records):
             if record.pair_id in by_pair:
-                twin = by_key.get((record.pair_id, "BA" if record.order == "AB" else "AB", record.sample))
                 by_pair[record.pair_id].append(_card(name, run, record, twin))
     return [card for cards in by_pair.values() for card in cards]
 
 
 def _card(name: str, run: Run, record: Record, twin: Record | None) -> dict[str, Any]:
     """A judgement as it is shown: the pair in the order that the judge saw, and tags for the filters."""
-    pair = run.pairs[record.pair_id]
-    pair = pair if record.order == "AB" else pair.swap()
-    match = record.match
-    threshold = run.config["wrong_critique_threshold"]
+    pair, match = as_shown(run.pairs[record.pair_id], record.order), record.match
     tags = {
         "right": record.label is not None and record.correct,
         "wrong": record.label is not None and record.verdict is not None and not record.correct,
         "unparsed": record.verdict is None,
-        "flipped": None not in (record.verdict, twin and twin.verdict) and record.winner != twin.winner,
-        "lucky": record.correct and record.scored is not None and record.scored.f1 < threshold,
+        "flipped": flipped(record, twin),
+        "lucky": lucky(record, run.config["wrong_critique_threshold"]),
         "truncated": record.truncated,
     }
     return {
@@ -468,13 +460,13 @@ def _card(name: str, run: Run, record: Record, twin: Record | None) -> dict[str,
         "record": record,
         "pair": pair,
         "tags": [tag for tag, holds in tags.items() if holds],
-        "generated": _marked(match.generated, match.matched, 0) if match else [],
-        "reference": _marked(match.reference, match.matched, 1) if match else [],
+        "generated": numbered(match.generated, [i for i, _ in match.matched]) if match else [],
+        "reference": numbered(match.reference, [j for _, j in match.matched]) if match else [],
         "humans": [] if match else reference_sets(pair),
     }
 
 
-def _marked(arguments: Sequence[Argument], matched: Sequence[tuple[int, int]], side: int) -> list[dict[str, Any]]:
-    """Arguments with the number of their match, the same on both sides of it; None where nothing matches."""
-    number = {couple[side]: n for n, couple in enumerate(matched, start=1)}
-    return [{"text": str(argument), "match": number.get(i)} for i, argument in enumerate(arguments)]
+def numbered(arguments: Sequence[Argument], matched: Sequence[int]) -> list[dict[str, Any]]:
+    """Arguments with the number of their match, from 1, the same on both sides of it; None where nothing matches."""
+    numbers = {i: n for n, i in enumerate(matched, start=1)}
+    return [{"text": str(argument), "match": numbers.get(i)} for i, argument in enumerate(arguments)]

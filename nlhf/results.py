@@ -3,15 +3,23 @@
 Station of the path: Verdict -> metrics -> **results** -> report. For notebooks, comparisons and the report.
 """
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nlhf.errors import UserError
-from nlhf.files import read_jsonl
-from nlhf.metrics import RESAMPLES, WRONG_CRITIQUE_THRESHOLD, Metric, Record, compute, compute_by_subset
+from nlhf.files import read_json, read_jsonl
+from nlhf.metrics import (
+    RESAMPLES,
+    WRONG_CRITIQUE_THRESHOLD,
+    Difference,
+    Metric,
+    Record,
+    compare,
+    compute,
+    compute_by_subset,
+)
 from nlhf.pairs import Pair
 from nlhf.runs import read_config
 
@@ -84,7 +92,7 @@ def load_run(folder: str | Path, resamples: int | None = None) -> Run:
         resamples: Bootstrap resamples; the run's own number by default.
 
     Raises:
-        UserError: the folder holds no finished evaluation.
+        UserError: the folder holds no finished evaluation, or one that has lost judgements since.
     """
     folder = Path(folder)
     config = read_config(folder)
@@ -93,17 +101,45 @@ def load_run(folder: str | Path, resamples: int | None = None) -> Run:
     if not (folder / "metrics.json").is_file():
         raise UserError(f"{folder} holds an evaluation that did not finish; continue it with --resume true")
     resamples = config["resamples"] if resamples is None else resamples
+    pairs = {pair.id: pair for pair in _read_pairs(folder / "pairs.jsonl")}
+    records = read_records(folder / "judgements.jsonl")
+    _require_complete(folder, config, pairs, records)
     return Run(
         folder=folder,
         name=config["run_name"],
         config=config,
         environment=read_json(folder / "environment.json"),
         manifest=read_json(folder / "manifest.json"),
-        pairs={pair.id: pair for pair in _read_pairs(folder / "pairs.jsonl")},
-        evaluation=Evaluation.of(
-            read_records(folder / "judgements.jsonl"), config["wrong_critique_threshold"], resamples, config["seed"]
-        ),
+        pairs=pairs,
+        evaluation=Evaluation.of(records, config["wrong_critique_threshold"], resamples, config["seed"]),
     )
+
+
+def _require_complete(folder: Path, config: Mapping[str, Any], pairs: Mapping[str, Pair], records: Sequence[Record]):
+    """A file that was cut off or edited must not pass for a smaller evaluation."""
+    orders = ("AB", "BA") if config["orders"] == "both" else (config["orders"],)
+    expected = {(pair, order, sample) for pair in pairs for order in orders for sample in range(config["samples"])}
+    found = {record.key for record in records}
+    if found != expected or len(records) != len(expected):
+        raise UserError(
+            f"{folder}: judgements.jsonl does not hold one judgement for each pair, order and sample "
+            f"({len(records)} lines, {len(expected - found)} missing, {len(found - expected)} foreign); "
+            "evaluate once more with --resume true, which judges what is missing"
+        )
+
+
+def compare_runs(first: Run, second: Run) -> dict[str, Difference]:
+    """Paired differences, second minus first, with the first run's resampling; see `nlhf.metrics.compare`.
+
+    Raises:
+        UserError: the runs were not measured on the same pairs, or differ in what counts as a wrong critique.
+    """
+    threshold, other = (run.config["wrong_critique_threshold"] for run in (first, second))
+    if threshold != other:
+        raise UserError(
+            f"the runs differ in wrong_critique_threshold ({threshold} and {other}); evaluate them with the same"
+        )
+    return compare(first.records, second.records, threshold, first.config["resamples"], first.config["seed"])
 
 
 def read_records(path: str | Path) -> list[Record]:
@@ -113,18 +149,6 @@ def read_records(path: str | Path) -> list[Record]:
         UserError: the file cannot be read, or a line is no judgement of this version.
     """
     return [Record.from_dict(row, f"{path}:{number}") for number, row in read_jsonl(path, skip_torn=True)]
-
-
-def read_json(path: str | Path) -> dict[str, Any]:
-    """One JSON document.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {error}") from None
 
 
 def _read_pairs(path: Path) -> list[Pair]:

@@ -20,7 +20,7 @@ import yaml
 
 import nlhf
 from nlhf.errors import UserError
-from nlhf.files import write_json, write_text
+from nlhf.files import read_json, write_json, write_text
 
 _PACKAGES = (
     "torch",
@@ -66,7 +66,7 @@ def open_run(
     check_run(out, config, resume, may_differ)
     folder = Path(out)
     if holds_run(folder):
-        environments = _read_environment(folder)
+        environments = read_json(folder / "environment.json")
         environments.setdefault("resumed", []).append(environment())
         write_json(folder / "environment.json", environments)
         return folder
@@ -80,6 +80,9 @@ def check_run(
     out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = _MAY_DIFFER
 ) -> None:
     """Raise what `open_run` would raise, without writing: to be called before the slow part of a start."""
+    seed = config.get("seed")
+    if seed is not None and not 0 <= seed < 2**32:  # what NumPy takes
+        raise UserError(f"seed must lie between 0 and {2**32 - 1}, got {seed}")
     folder = Path(out)
     if not holds_run(folder):
         _require_empty(folder)
@@ -172,15 +175,6 @@ def _gpus() -> list[str]:
     if torch is None or not torch.cuda.is_available():
         return []
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def _read_environment(folder: Path) -> dict[str, Any]:
-    import json
-
-    try:
-        return json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def _require_empty(folder: Path) -> None:

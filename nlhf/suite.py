@@ -128,13 +128,9 @@ def suite(
     starts = [_Job(seed, START, folder / f"seed-{seed}" / START) for seed in seeds]
     began = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when a worker imports torch
-    work = (
-        [(job, (job, start, tests, name, ledger)) for job in starts],
-        [(job, (job, start, tests, name, ledger)) for job in jobs],
-    )
-    with _pool(workers) as pool, _Board(jobs, folder) as board:
-        for batch in work:
-            _run_all(pool, batch, board)
+    with _pool(workers) as pool, _Board(jobs) as board:
+        for batch in (starts, jobs):
+            _run_all(pool, batch, (start, tests, name, ledger), board)
     from nlhf.suite_report import write_suite_report
 
     report = write_suite_report(folder, name, seeds, arms, tests, baseline, metrics, time.perf_counter() - began)
@@ -178,6 +174,8 @@ def _check(
         for name in metrics:
             if name not in definitions():
                 raise UserError(f"metrics: there is no figure {name!r}.{nearest(name, definitions())}")
+            if not definitions()[name].rate:
+                raise UserError(f"metrics: {name!r} is not a share, and the table is in percent; leave it out")
     if workers < 1:
         raise UserError(f"workers must be at least 1, got {workers}")
 
@@ -193,10 +191,10 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1)
 
 
-def _run_all(pool: ProcessPoolExecutor, batch: Sequence[tuple[_Job, tuple]], board: "_Board") -> None:
-    futures = {pool.submit(run_job, *arguments): job for job, arguments in batch if not is_done(job)}
-    for job, _ in batch:
+def _run_all(pool: ProcessPoolExecutor, batch: Sequence[_Job], arguments: tuple, board: "_Board") -> None:
+    for job in batch:
         job.done = is_done(job)
+    futures = {pool.submit(run_job, job, *arguments): job for job in batch if not job.done}
     pending = set(futures)
     while pending:
         finished, pending = wait(pending, timeout=1.0, return_when=FIRST_COMPLETED)
@@ -292,8 +290,8 @@ def set_key(values: dict[str, Any], key: str, value: Any, where: str) -> None:
 class _Board:
     """Always-visible progress: how many runs are done, and where each running one stands."""
 
-    def __init__(self, jobs: Sequence[_Job], folder: Path):
-        self.jobs, self.folder, self.began, self.last = jobs, folder, time.perf_counter(), 0.0
+    def __init__(self, jobs: Sequence[_Job]):
+        self.jobs, self.began, self.last = jobs, time.perf_counter(), 0.0
 
     def __enter__(self) -> "_Board":
         from rich.console import Console

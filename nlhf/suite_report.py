@@ -153,12 +153,13 @@ def plot(cells: Sequence[Cell], metrics: Sequence[str], arms: Sequence[str], tes
     width = 0.8 / len(arms)
     for axis, metric in zip(axes, metrics, strict=True):
         for j, arm in enumerate(arms):
+            color = _COLORS[j % len(_COLORS)]
             for i, test in enumerate(tests):
                 cell = next(c for c in cells if (c.test, c.arm, c.metric) == (test, arm, metric))
                 if cell.mean.mean is None:
                     continue
                 x = i + (j - (len(arms) - 1) / 2) * width
-                axis.bar(x, 100 * cell.mean.mean, width * 0.92, color=_COLORS[j % 8], label=arm if i == 0 else None)
+                axis.bar(x, 100 * cell.mean.mean, width * 0.92, color=color, label=arm if i == 0 else None)
                 axis.plot(
                     [x] * len(cell.values), [100 * v for v in cell.values], ".", color="black", alpha=0.35, markersize=4
                 )
@@ -177,14 +178,15 @@ def curves(folder: Path, arms: Sequence[Arm], seeds: Sequence[int], path: Path) 
     for j, arm in enumerate(arms):
         if arm.train is None:
             continue
+        color = _COLORS[j % len(_COLORS)]
         rows = [_validation(folder / f"seed-{seed}" / slug(arm.name) / "train" / "metrics.jsonl") for seed in seeds]
         for axis, metric in zip(axes, metrics, strict=True):
             lines = [{step: row[metric] for step, row in run.items() if metric in row} for run in rows]
             for line in lines:
-                axis.plot(list(line), [100 * v for v in line.values()], color=_COLORS[j % 8], alpha=0.25, linewidth=0.8)
+                axis.plot(list(line), [100 * v for v in line.values()], color=color, alpha=0.25, linewidth=0.8)
             steps = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
             means = [100 * sum(line[s] for line in lines) / len(lines) for s in steps]
-            axis.plot(steps, means, color=_COLORS[j % 8], linewidth=2, label=arm.name)
+            axis.plot(steps, means, color=color, linewidth=2, label=arm.name)
             axis.set_title(f"validation: {definitions()[metric].title}, %", fontsize=10)
             axis.set_xlabel("step")
     _save(figure, axes, path)

@@ -65,7 +65,7 @@ class GRPOSettings(OptimizationConfig):
     epsilon: float = 0.2
     """Clipping of the probability ratio."""
 
-    loss_type: str = "dapo"
+    loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"] = "dapo"
     """Normalisation of the loss: dapo is the mean over all tokens of the step, as in the paper."""
 
     scale_rewards: Literal["group", "batch", "none"] = "group"

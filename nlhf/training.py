@@ -182,6 +182,8 @@ def training_dtype(model: ModelConfig) -> tuple[str, bool]:
     """
     import torch
 
+    if model.dtype == "float16":
+        raise UserError("model.dtype: float16 cannot be trained without loss scaling; use auto, float32 or bfloat16")
     weights = "float32" if model.dtype == "auto" else model.dtype
     return weights, torch.cuda.is_available() and model.dtype in ("auto", "bfloat16")
 

@@ -102,8 +102,6 @@ _NEUTRAL_LABELS: dict[str, Label] = {
     "B": "B",
     "C": "tie",
     "TIE": "tie",
-    "CAND_1": "A",
-    "CAND_2": "B",
     "1": "A",
     "2": "B",
 }
@@ -147,8 +145,4 @@ def _declared(kind: str, content: str) -> Label | None:
         return "A" if scores[0] > scores[1] else "B" if scores[1] > scores[0] else "tie"
     if len(content.split()) > 6:  # a sentence is not a declaration
         return None
-    return (
-        single_label(content.replace("CAND_", "cand_"), _NEUTRAL_LABELS)
-        if kind != "json"
-        else _NEUTRAL_LABELS[content.upper()]
-    )
+    return single_label(content, _NEUTRAL_LABELS)

@@ -167,11 +167,6 @@ def test_supervised_training_needs_no_cache_and_generates_nothing(small):
     assert (budget.kv_cache, budget.generated_per_step, budget.generated_per_run) == (0, 0, 0)
 
 
-def test_adapter_has_small_gradients_and_states(small):
-    budget = estimate(small, Workload(1, 1, trainable_parameters=10, weights_dtype="bfloat16"))
-    assert (budget.weights, budget.gradients, budget.optimiser) == (2 * SMALL_PARAMETERS, 20, 120)
-
-
 def test_peak_is_the_larger_of_training_and_generation(small):
     budget = estimate(small, Workload(5, 7, gradient_accumulation=1000))
     assert budget.kv_cache > budget.activations + budget.logits

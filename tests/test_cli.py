@@ -1,5 +1,6 @@
 """The command line: one clear message for every mistake, at once, with nothing half-written."""
 
+import errno
 import json
 import os
 import re
@@ -469,3 +470,79 @@ class TestSpeed:
         code = f"import sys, nlhf.{module}; print([m for m in {heavy} if m in sys.modules])"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
         assert done.stdout.strip() == "[]"
+
+
+# -------------------------------------------------------------------------------------------- nulls, homes, machines
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": None}, "seed: expected a value, got null"),
+        ({"orders": None}, "orders: expected a value, got null"),
+        ({"resume": None}, "resume: expected a value, got null"),
+        ({"sampling": None}, "sampling: expected a value, got null"),
+        ({"sampling": []}, "sampling: expected fields with values, got []"),
+        ({"sampling.temperature": None}, "sampling.temperature: expected a value, got null"),
+        ({"data.split": None}, "data.split: expected a value, got null"),
+        ({"scorer": {"class_path": 1}}, "class_path must be a text"),
+        ({"scorer": {"class_path": None}}, "class_path must be a text"),
+        ({"scorer": {"class_path": "exact", "init_args": [1]}}, "init_args fields with values"),
+        ({"scorer": "nlhf.pairs.LABELS"}, "is no class but a tuple"),
+        ({"scorer": "builtins.dict"}, "does not say which arguments it takes"),
+        ({"scorer": "..x"}, "neither an import path"),
+        ({"data.options": {"path": "x"}}, "unknown option 'path'"),
+        ({"data.options": {1: 2}}, "unknown option"),
+        ({"seed": -1}, "seed must lie between 0 and"),
+        ({"ledger": "test.yaml/ledger.jsonl"}, "test.yaml is a file"),
+    ],
+    ids=str,
+)
+def test_evaluate_refuses(capsys, changes, message):
+    assert message in refused(capsys, "evaluate", merged(EVALUATE, changes))
+
+
+def test_null_where_it_means_something():
+    assert call(f"{__name__}:sample_verb", "t", {"outer": None, "spec": None}) == (None, None, 1)
+    assert call(f"{__name__}:sample_verb", "t", {"outer": {"inner": None}})[0] == Outer()
+
+
+def test_null_in_a_list_of_classes():
+    with pytest.raises(ConfigurationError, match=r"outer\.several\.kind: expected a value, got null"):
+        call(f"{__name__}:sample_verb", "t", {"outer": {"several": [{"kind": None}]}})
+
+
+def test_a_guess_is_one_of_the_group(capsys):
+    message = refused(capsys, "evaluate", merged(EVALUATE, {"data.nmae": 1}))
+    assert "unknown option 'nmae' in 'data'" in message
+    assert "'name'" not in message
+
+
+def test_the_home_folder_is_found_where_no_shell_looks(capsys, folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "pairs.jsonl").write_text(json.dumps(PAIR))
+    assert main(["data", "export", "--data.source=jsonl", "--data.path=~/pairs.jsonl", "--out=~/out.jsonl"]) == 0
+    assert (folder / "out.jsonl").is_file()
+    assert not (folder / "~").exists()
+
+
+@pytest.mark.parametrize("verb", [["data", "check"], ["data", "export", "--data.source=sandbox", "--out"]])
+def test_a_name_that_is_too_long_for_the_machine(capsys, verb):
+    assert "File name too long" in complaint(capsys, [*verb, "x" * 300 + ".jsonl"])
+
+
+def fails_with(code: int):
+    raise OSError(code, os.strerror(code), "model.safetensors")
+
+
+def test_a_full_disk_is_a_message_and_a_missing_file_of_ours_is_not(capsys):
+    verbs = {"verb": (f"{__name__}:fails_with", "")}
+    assert main(["verb", "--code", str(errno.ENOSPC)], verbs=verbs) == 2
+    assert capsys.readouterr().err == "nlhf: error: model.safetensors: No space left on device\n"
+    with pytest.raises(FileNotFoundError):
+        main(["verb", "--code", str(errno.ENOENT)], verbs=verbs)
+
+
+def test_bare_words_are_the_runs_of_a_report(capsys):
+    assert "first holds no run" in complaint(capsys, ["report", "first", "second", "--out", "out"])
+    assert "first holds no run" in complaint(capsys, ["report", "[first]", "--out", "out"])

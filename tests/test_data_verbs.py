@@ -154,3 +154,19 @@ class TestExport:
         assert main(["data", "export", *source, "--out", str(out)]) == 0
         assert main(["data", "export", *source, "--out", str(out)]) == 2
         assert json.loads(out.read_text(encoding="utf-8"))["id"] == "1"
+
+
+def test_overrides_of_the_writing_direction_become_visible(tmp_path, capsys):
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps({**ROWS[0], "response_a": "a\u202eb\u2066c", "response_b": "שלום"}))
+    assert main(["data", "show", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert r"a\u202eb\u2066c" in shown
+    assert "שלום" in shown
+
+
+def test_show_needs_a_file_or_a_data_set(file, capsys):
+    with pytest.raises(UserError, match="give a file to show"):
+        show()
+    with pytest.raises(UserError, match="not both"):
+        show(DataConfig("sandbox"), path=file)

@@ -12,7 +12,7 @@ from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import ExactScorer, LexicalScorer
 from nlhf.errors import UserError
-from nlhf.evaluate import evaluate, evaluate_judge, load_run, report
+from nlhf.evaluate import evaluate, evaluate_judge
 from nlhf.files import write_jsonl
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
@@ -20,6 +20,8 @@ from nlhf.judge import Judge, Reply
 from nlhf.ledger import read_ledger
 from nlhf.models import ModelConfig
 from nlhf.pairs import HumanCritique, Pair, Turn
+from nlhf.report import report
+from nlhf.results import load_run
 from nlhf.sources import DataConfig
 
 MODEL = ModelConfig("random:qwen3-tiny")
@@ -79,7 +81,7 @@ def setup(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "pairs.jsonl", (p.to_dict() for p in make_pairs()))
     generator = Scripted()
     monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda model, sampling: generator)
-    monkeypatch.setattr("nlhf.models.model_hash", lambda name: f"hash of {name}")
+    monkeypatch.setattr("nlhf.models.model_hash", lambda name, *_: f"hash of {name}")
     arguments = {
         "model": MODEL,
         "data": DataConfig("jsonl", path=str(tmp_path / "pairs.jsonl")),
@@ -405,3 +407,65 @@ def test_replies_are_hashed_with_their_prompt(setup):
     messages = [{"role": "user", "content": generator.calls[0]}]
     expected = hashlib.sha256(json.dumps(messages, ensure_ascii=False).encode()).hexdigest()[:16]
     assert evaluation.records[0].prompt_hash == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda lines: lines[:-1], id="lost"),
+        pytest.param(lambda lines: [], id="all-lost"),
+        pytest.param(lambda lines: [*lines[:-1], lines[-1][:-30]], id="torn"),
+        pytest.param(lambda lines: [*lines, lines[0]], id="twice"),
+        pytest.param(lambda lines: [lines[0].replace('"p0"', '"nobody"'), *lines[1:]], id="foreign"),
+    ],
+)
+def test_a_finished_run_with_other_judgements_is_not_reported(setup, tmp_path, change):
+    arguments, _ = setup
+    evaluate(**arguments)
+    path = tmp_path / "run" / "judgements.jsonl"
+    path.write_text("".join(f"{line}\n" for line in change(path.read_text(encoding="utf-8").splitlines())))
+    with pytest.raises(UserError, match="does not hold one judgement for each pair"):
+        load_run(tmp_path / "run")
+    evaluate(**{**arguments, "resume": True})
+    assert len(load_run(tmp_path / "run").records) == 20
+
+
+@pytest.mark.parametrize("line", ["[1]", "null", "3"])
+def test_a_line_that_is_no_judgement_is_named(setup, tmp_path, line):
+    arguments, _ = setup
+    evaluate(**arguments)
+    (tmp_path / "run" / "judgements.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=r"judgements.jsonl:1: not a judgement"):
+        load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ledger": "."}, "it is a folder"),
+        ({"seed": -1}, "seed must lie between"),
+        ({"scorer": ClassSpec("nlhf.pairs.HumanCritique")}, "has no method score"),
+    ],
+    ids=["ledger", "seed", "scorer"],
+)
+def test_what_would_fail_in_the_end_fails_at_the_start(setup, tmp_path, change, message):
+    arguments, generator = setup
+    with pytest.raises(UserError, match=message):
+        evaluate(**{**arguments, **change})
+    assert not (tmp_path / "run").exists()
+    assert not generator.calls
+
+
+def test_one_prompt_that_is_too_long_is_refused_before_anything_is_judged(tmp_path, tiny_model):
+    rows = [p.to_dict() for p in make_pairs()]
+    rows[-1]["response_a"] = "long " * 1000
+    write_jsonl(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(UserError, match="2 of 20 prompts are longer than"):
+        evaluate(
+            ModelConfig(tiny_model),
+            DataConfig("jsonl", path=str(tmp_path / "pairs.jsonl")),
+            out=str(tmp_path / "run"),
+            sampling=SamplingConfig(max_new_tokens=4, max_prompt_tokens=4000),
+            ledger=None,
+        )
+    assert not (tmp_path / "run").exists()

@@ -8,7 +8,16 @@ import pytest
 
 from nlhf import files
 from nlhf.errors import UserError
-from nlhf.files import append_jsonl, read_jsonl, to_json, write_json, write_jsonl, write_text
+from nlhf.files import (
+    append_jsonl,
+    check_appendable,
+    read_json,
+    read_jsonl,
+    to_json,
+    write_json,
+    write_jsonl,
+    write_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -159,3 +168,32 @@ def test_a_short_write_is_an_error(tmp_path, monkeypatch):
 def test_what_cannot_be_read_is_named(tmp_path, name):
     with pytest.raises(UserError, match="cannot read"):
         list(read_jsonl(tmp_path / name))
+
+
+def test_a_document_with_half_a_surrogate_pair_comes_back(tmp_path):
+    write_json(tmp_path / "f.json", {"\ud800": "\udfff"})
+    assert read_json(tmp_path / "f.json") == {"\ud800": "\udfff"}
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "1", "{"])
+def test_a_document_that_is_no_object_is_named(tmp_path, text):
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(UserError, match=r"f\.json"):
+        read_json(tmp_path / "f.json")
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [("folder", "it is a folder"), ("file/ledger", "file is a file"), ("x" * 300, "too long")],
+    ids=["folder", "under-a-file", "long-name"],
+)
+def test_where_nothing_can_be_appended_is_said_before(tmp_path, where, message):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=message):
+        check_appendable(tmp_path / where)
+
+
+def test_checking_for_appending_writes_nothing(tmp_path):
+    check_appendable(tmp_path / "new" / "ledger.jsonl")
+    assert list(tmp_path.iterdir()) == []

@@ -324,6 +324,8 @@ def test_other_pairs_are_refused_with_their_number_and_two_names():
         compare(a, a[:2])
     with pytest.raises(UserError, match="1 differ"):
         compare(a, [dataclasses.replace(a[0], label="B"), *a[1:]])
+    with pytest.raises(UserError, match="1 differ"):  # another file whose rows have the same ids and labels
+        compare(a, [dataclasses.replace(a[0], length_a=7), *a[1:]])
 
 
 def test_other_orders_are_refused():

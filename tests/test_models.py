@@ -232,6 +232,13 @@ def test_model_hash_follows_the_weights_only(copy, tiny_model):
         model_hash(str(copy))
 
 
+def test_model_hash_on_the_hub_is_the_commit_of_the_revision(monkeypatch):
+    commits = {None: "a" * 40, "v2": "b" * 40}
+    config = lambda name, revision, trust: type("Config", (), {"_commit_hash": commits[revision]})  # noqa: E731
+    monkeypatch.setattr("nlhf.models.load_config", config)
+    assert (model_hash("owner/model"), model_hash("owner/model", "v2")) == ("a" * 12, "b" * 12)
+
+
 @pytest.mark.parametrize("load", [load_config, lambda n: load_tokenizer(ModelConfig(n)), load_sentence_encoder])
 def test_unreachable_hub_is_one_question_and_one_line(hub, load):
     with pytest.raises(UserError, match="no such folder, and the model hub cannot be reached") as error:
@@ -377,3 +384,18 @@ def test_sentence_encoder_from_a_package_knows_what_is_alike(hub):
     car, auto, bread = encoder.encode(["a car", "an automobile", "fresh bread"], normalize_embeddings=True)
     assert car @ auto > car @ bread + 0.2
     assert hub["asked"] == 0
+
+
+def test_words_that_a_tokenizer_lacks_are_a_message():
+    tokenizer = load_tokenizer(ModelConfig("package:nlhf"))
+    with pytest.raises(UserError, match="has no token for a word of the prompt"):
+        render_chat(tokenizer, [{"role": "user", "content": "xyzzy"}])
+
+
+def test_a_tokenizer_without_its_vocabulary_is_a_message(tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("package:nlhf"), folder)
+    for path in folder.glob("tokenizer*.json"):
+        path.unlink()
+    with pytest.raises(UserError, match="tokenizer"):
+        render_chat(load_tokenizer(ModelConfig(str(folder))), [{"role": "user", "content": "exact"}])

@@ -269,3 +269,14 @@ def test_markdown_tables_survive_any_name():
     table = [line for line in table.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in table}) == 1
     assert len(table) == 4
+
+
+def test_no_name_becomes_html_in_markdown():
+    markdown = build_report([make_run("<script>alert(1)</script>", text=ATTACK)]).markdown
+    assert "<script" not in markdown
+    assert "<img" not in markdown
+
+
+def test_a_run_is_not_compared_with_itself():
+    with pytest.raises(UserError, match="named more than once"):
+        build_report([make_run("a"), make_run("a")])

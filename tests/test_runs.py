@@ -134,3 +134,9 @@ def test_checking_writes_nothing(tmp_path):
     open_run(tmp_path / "run", CONFIG)
     with pytest.raises(UserError, match="already holds a run"):
         check_run(tmp_path / "run", CONFIG)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_libraries_refuse_is_refused_at_once(tmp_path, seed):
+    with pytest.raises(UserError, match="seed must lie between 0 and 4294967295"):
+        check_run(tmp_path / "run", {"seed": seed})

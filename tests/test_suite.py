@@ -224,6 +224,12 @@ def test_a_suite_is_not_continued_with_another_version_of_a_file(finished, tmp_p
     assert "files.train.yaml.grpo.learning_rate: 0.001 -> 0.5" in capsys.readouterr().err
 
 
+def test_a_figure_that_is_no_share_is_refused(folder, capsys):
+    write_files(folder)
+    assert main(["suite", "--config", "suite.yaml", "--metrics", "[reply_tokens]"]) == 2
+    assert "'reply_tokens' is not a share" in capsys.readouterr().err
+
+
 def test_a_job_that_fails_is_one_message_with_its_log(folder, capsys):
     write_files(folder, seeds=[7], arms=[{"name": "b", "train": {"config": "train.yaml"}}], baseline="b")
     set_key(values := read_yaml("train.yaml"), "grpo.num_generations", 3, "train.yaml")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from nlhf import cold_start as cold_start_module
 from nlhf import train as train_module
-from nlhf.callbacks import Watch
+from nlhf.callbacks import Watch, put_back
 from nlhf.cli import main
 from nlhf.cold_start import ColdStartConfig, tokenize
 from nlhf.errors import UserError
@@ -824,3 +824,32 @@ class TestTwoProcesses:
         assert done.returncode != 0
         assert "cannot be divided into groups" in done.stderr
         assert not (tmp_path / "two").exists()
+
+
+def test_a_warm_up_that_the_schedule_ignores_is_refused():
+    """transformers' schedule constant drops warmup_steps without a word; it cost us a set of experiments."""
+    with pytest.raises(UserError, match="constant_with_warmup"):
+        GRPOSettings(lr_scheduler_type="constant", warmup_steps=10)
+    assert GRPOSettings(lr_scheduler_type="constant_with_warmup", warmup_steps=10).warmup_steps == 10
+
+
+def test_pairs_without_a_critique_are_no_lesson_in_writing_one(caplog):
+    """A label-only pair would teach an empty critique, which the format rule then punishes."""
+    with_critique = Pair("1", [Turn("user", "q")], "x", "y", "A", critiques=[HumanCritique(text="better")])
+    without = Pair("2", [Turn("user", "q")], "x", "y", "A")
+    sft = cold_start_module.ColdStartConfig()
+    assert cold_start_module._with_target([with_critique, without], sft) == [with_critique]
+    assert "1 of 2 rows without a human critique" in caplog.text
+    verdicts = cold_start_module.ColdStartConfig(target="verdict")
+    assert cold_start_module._with_target([with_critique, without], verdicts) == [with_critique, without]
+    with pytest.raises(UserError, match="none of the 1 pairs has a human critique"):
+        cold_start_module._with_target([without], sft)
+
+
+def test_a_kill_between_the_two_renames_loses_no_best_model(tmp_path):
+    (tmp_path / ".best.old").mkdir()
+    put_back(tmp_path / "best")
+    assert (tmp_path / "best").is_dir()
+    (tmp_path / ".best.old").mkdir()  # with a whole folder in place there is nothing to undo
+    put_back(tmp_path / "best")
+    assert (tmp_path / ".best.old").is_dir()

@@ -221,6 +221,8 @@ def standard_benchmarks(
     feedback = _defacto_feedback(folder / "defacto")[:limit]
     return [
         Benchmark("metacritique_units", "MetaCritique: unit covered, AUC", "auc", units_covered(critiques)),
+        Benchmark("metacritique_same", "MetaCritique: unit covered, within one unit, AUC", "auc",
+                  units_covered(critiques, within=True)),
         Benchmark("metacritique_f1", "MetaCritique: human F1, Spearman", "spearman", human_f1(critiques)),
         Benchmark("argkp_pooled", "ArgKP test: pooled, AUC", "auc", key_points_made(key_points, within=False)),
         Benchmark("argkp_within", "ArgKP test: within topic and stance, AUC", "auc", key_points_made(key_points)),
@@ -228,26 +230,54 @@ def standard_benchmarks(
         Benchmark("comve_other", "ComVE test: same against other item, AUC", "auc", same_or_other(
             [(r.item, r.right) for r in reasons], rng)),
         Benchmark("defacto_other", "DeFacto test: same against other item, AUC", "auc", same_or_other(feedback, rng)),
-        Benchmark("metacritique_control", "control, MetaCritique: shuffled references, AUC", "auc", [
+        Benchmark("metacritique_control", "control, MetaCritique: references shuffled, AUC", "auc", [
+            c for k in _rotations(len(critiques) // 3, rotations, rng)
+            for c in references_shuffled(critiques, 3 * k, rng)
+        ], control=True),
+        Benchmark("metacritique_general", "control, MetaCritique: critiques shuffled (general points), AUC", "auc", [
             c for k in _rotations(len(critiques) // 3, rotations, rng) for c in units_covered(critiques, 3 * k)
         ], control=True),
-        Benchmark("comve_control", "control, ComVE: shuffled references, AUC", "auc", [
+        Benchmark("comve_control", "control, ComVE: references shuffled, AUC", "auc", [
             c for k in _rotations(len(reasons), rotations, rng) for c in right_or_confusing(reasons, k)
         ], control=True),
     ]  # fmt: skip
 
 
-def units_covered(critiques: Sequence[CritiqueUnits], rotation: int = 0) -> list[Comparison]:
+def units_covered(critiques: Sequence[CritiqueUnits], rotation: int = 0, within: bool = False) -> list[Comparison]:
     """Each point of a reference against the critique that covers it or not.
 
-    With a rotation, against the critique by the same author of the item so much further on: labels stay, so only what
-    a point gives away by itself can still agree with them.
+    ``within`` makes each point a stratum, so that only the critiques of one item are compared, on the same point.
+
+    With a rotation, against the critique by the same author of the item so much further on. Labels stay with the
+    points, so what still agrees with them is how general a point is: "the answer is wrong" is covered more often, and
+    is more like any other item's critique, than a point about that one answer.
     """
     return [
-        Comparison(critiques[(i + rotation) % len(critiques)].units, (point,), float(covered), critique.item)
+        Comparison(
+            critiques[(i + rotation) % len(critiques)].units,
+            (point,),
+            float(covered),
+            critique.item,
+            f"{critique.item} {k}" if within else "",
+        )
         for i, critique in enumerate(critiques)
-        for point, covered in zip(critique.reference, critique.covered, strict=True)
+        for k, (point, covered) in enumerate(zip(critique.reference, critique.covered, strict=True))
     ]
+
+
+def references_shuffled(critiques: Sequence[CritiqueUnits], rotation: int, rng: random.Random) -> list[Comparison]:
+    """Each critique against points, in random order, of the item so much further on; labels stay with the critique.
+
+    What still agrees with the labels is the critique's own looks: its style, its length, how much it lists.
+    """
+    comparisons = []
+    for i, critique in enumerate(critiques):
+        points = critiques[(i + rotation) % len(critiques)].reference
+        comparisons += [
+            Comparison(critique.units, (rng.choice(points),), float(covered), critique.item)
+            for covered in critique.covered
+        ]
+    return comparisons
 
 
 def human_f1(critiques: Sequence[CritiqueUnits]) -> list[Comparison]:

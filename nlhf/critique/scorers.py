@@ -159,7 +159,20 @@ class EmbeddingScorer(SimilarityScorer):
         if not rows or not columns:
             return np.zeros((len(rows), len(columns)))
         left, right = (np.stack([self._cache[text] for text in texts]) for texts in (rows, columns))
+        return self._compare(left, right)
+
+    def _compare(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         return np.clip(left @ right.T, 0.0, 1.0)
+
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        """Vectors of length one, float [n, dimension]."""
+        return self.encoder.encode(
+            list(texts),
+            batch_size=self.batch_size,
+            convert_to_numpy=True,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+        )
 
     def _encode(self, texts: set[str]) -> None:
         if len(self._cache) + len(texts) > self.cache_size:
@@ -170,15 +183,7 @@ class EmbeddingScorer(SimilarityScorer):
         pieces = [self._pieces(_well_formed(text)) for text in new]
         self.chunked += sum(len(p) > 1 for p in pieces)
         self._warn_of_unread(pieces)
-        vectors = iter(
-            self.encoder.encode(
-                [piece for group in pieces for piece in group],
-                batch_size=self.batch_size,
-                convert_to_numpy=True,
-                normalize_embeddings=True,
-                show_progress_bar=False,
-            )
-        )
+        vectors = iter(self._embed([piece for group in pieces for piece in group]))
         for text, group in zip(new, pieces, strict=True):
             mean = np.mean([next(vectors) for _ in group], axis=0)
             self._cache[text] = mean / max(float(np.linalg.norm(mean)), 1e-12)

@@ -4,6 +4,7 @@ Every benchmark of `nlhf.critique.benchmarks` is a list of comparisons. A simila
 similarity of the best couple (AUC) or soft F1 (Spearman); a scorer that reads critiques as a whole gives recall or F1.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,8 +29,8 @@ class Figure:
     """One cell of the table.
 
     Attributes:
-        value: AUC or Spearman's rank correlation.
-        low: Lower end of the 95 % interval, from resampling clusters.
+        value: AUC or Spearman's rank correlation; None where it is not defined (one class, constant scores).
+        low: Lower end of the 95 % interval, from resampling clusters; None when half the resamples define no value.
         high: Upper end.
         n: Comparisons that count.
         clusters: Clusters among them.
@@ -37,9 +38,9 @@ class Figure:
         gain: The paired gain over the better baseline, ``{"over", "value", "low", "high"}``; None for the baselines.
     """
 
-    value: float
-    low: float
-    high: float
+    value: float | None
+    low: float | None
+    high: float | None
     n: int
     clusters: int
     failures: int = 0
@@ -83,11 +84,15 @@ class Validation:
 def _cell(figure: Figure | None) -> str:
     if figure is None:
         return "-"
-    text = f"{figure.value:.3f} [{figure.low:.3f}, {figure.high:.3f}]"
+    text = _number(figure.value) + f" [{_number(figure.low)}, {_number(figure.high)}]"
     if figure.gain is not None:
-        gain = figure.gain
-        text += f"<br>{gain['value']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}] over {gain['over']}"
+        value, low, high = (_number(figure.gain[name], "+.3f") for name in ("value", "low", "high"))
+        text += f"<br>{value} [{low}, {high}] over {figure.gain['over']}"
     return text + (f"<br>{figure.failures} failed" if figure.failures else "")
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "-" if value is None else format(value, form)
 
 
 def validate(
@@ -212,8 +217,8 @@ def measure(
         gain = None
         if best is not None and name not in BASELINES:
             bounds = _interval(draws[name] - draws[best])
-            gain = {"over": best, "value": value - values[best], "low": bounds[0], "high": bounds[1]}
-        figures[name] = Figure(value, low, high, len(rows), n_clusters, failed[name], gain)
+            gain = {"over": best, "value": _defined(value - values[best]), "low": bounds[0], "high": bounds[1]}
+        figures[name] = Figure(_defined(value), low, high, len(rows), n_clusters, failed[name], gain)
     return figures
 
 
@@ -270,9 +275,15 @@ def _bootstrap(
     return {name: np.array(values) for name, values in draws.items()}
 
 
-def _interval(draws: np.ndarray) -> tuple[float, float]:
+def _interval(draws: np.ndarray) -> tuple[float | None, float | None]:
+    if 2 * np.isnan(draws).sum() > len(draws):
+        return None, None
     low, high = np.nanpercentile(draws, [2.5, 97.5])
     return float(low), float(high)
+
+
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value
 
 
 def _print(result: Validation) -> None:

@@ -1,4 +1,4 @@
-"""The sandbox's tokenizer: one token a word, so that a model of 155 thousand parameters can read and write it."""
+"""The sandbox's tokenizer: one token a word, so that a model of 152 thousand parameters can read and write it."""
 
 from transformers import PreTrainedTokenizerFast
 

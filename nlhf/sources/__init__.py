@@ -1,11 +1,13 @@
 """Data sources: each turns one data set into pairs; the table of names is `SOURCES`.
 
 Station of the path: **source** -> Pair. To add one, write a module beside this file with a function
-``load(path, split, drops, **options) -> Iterator[Pair]`` and add a line to `SOURCES`. A row that cannot be used is
-counted in ``drops`` under a reason a reader understands; a malformed file raises `UserError` naming file, row, field.
+``load(path, split, drops, *, seed=0) -> Iterator[Pair]``, whose further keywords are its options, and add a line to
+`SOURCES`. A row that cannot be used is counted in ``drops`` under a reason a reader understands; a malformed file
+raises `UserError` naming file, row, field.
 """
 
 import itertools
+import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -80,33 +82,30 @@ def load_pairs(config: DataConfig, drops: Counter | None = None, seed: int = 0) 
     """
     drops = Counter() if drops is None else drops
     seed = seed if config.seed is None else config.seed
-    module = import_module(SOURCES[config.source])
-    try:
-        stream = module.load(config.path, config.split, drops, seed=seed, **config.options)
-    except TypeError as error:
-        if "unexpected keyword argument" not in str(error):
-            raise
-        known = [k for k in module.load.__kwdefaults__ or {} if k != "seed"]
-        unknown = str(error).split("'")[-2]
-        raise UserError(
-            f"source {config.source!r}: unknown option {unknown!r}; known: {known}.{nearest(unknown, known)}"
-        ) from None
-    end = None if config.limit is None else config.skip + config.limit
-    pairs = list(itertools.islice(_usable(stream, drops), config.skip, end))
+    load = import_module(SOURCES[config.source]).load
+    known = [name for name in load.__kwdefaults__ if name != "seed"]
+    for name in config.options:
+        if name not in known:
+            raise UserError(f"source {config.source!r}: unknown option {name!r}; known: {known}.{nearest(name, known)}")
+    stream = load(config.path, config.split, drops, seed=seed, **config.options)
+    where = config.path or config.source
+    start = min(config.skip, sys.maxsize)  # islice takes no larger number
+    end = None if config.limit is None else min(config.skip + config.limit, sys.maxsize)
+    pairs = list(itertools.islice(_usable(stream, drops, where), start, end))
     if not pairs:
-        reasons = "; ".join(f"{n} x {reason}" for reason, n in drops.items()) or "the source is empty"
-        where = config.path or config.source
+        nothing = f"data.skip = {config.skip} passes over all" if config.skip else "the source is empty"
+        reasons = "; ".join(f"{n} x {reason}" for reason, n in drops.items()) or nothing
         raise UserError(f"{where}: no pairs left in split {config.split!r} ({reasons})")
     return hide_critiques(pairs, config.labelled_fraction, seed)
 
 
-def _usable(stream, drops: Counter):
+def _usable(stream, drops: Counter, where: str):
     seen: set[str] = set()
     for pair in stream:
         if pair.response_a == pair.response_b:
             drops["equal responses"] += 1
             continue
         if pair.id in seen:
-            raise UserError(f"source {pair.source!r}: two pairs have the id {pair.id!r}; ids must be unique")
+            raise UserError(f"{where}: two pairs have the id {pair.id!r}; ids must be unique")
         seen.add(pair.id)
         yield pair

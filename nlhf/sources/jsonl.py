@@ -1,6 +1,7 @@
 """A user's own file as a **source**: JSON lines, JSON, CSV, TSV or parquet, in our schema or mapped onto it."""
 
 import dataclasses
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -42,6 +43,9 @@ def load(
     if path is None:
         raise UserError("source 'jsonl' reads a local file: name it with --data.path FILE")
     file = local_file(path, split)
+    for name, value in (("columns", columns), ("label_map", label_map)):
+        if value is not None and not isinstance(value, Mapping):
+            raise UserError(f"option {name!r} must map names to names, as in {{a: b}}, got {value!r}")
     meaning = _checked_label_map(label_map)
     # All rows first: whether a column is missing or only left out of some rows cannot be told from one row.
     rows = list(read_rows(file))
@@ -50,13 +54,15 @@ def load(
         own = _mapped(row, columns) if columns else dict(row)
         if own.get("id") in (None, ""):
             own["id"] = f"row-{where.rsplit(':', 1)[1]}"
-        elif isinstance(own["id"], int):
+        elif isinstance(own["id"], int) and not isinstance(own["id"], bool):
             own["id"] = str(own["id"])
         own["label"] = _label(own.get("label"), meaning, where)
         own["strength"] = _strength(own.get("strength"))
         own.setdefault("source", "jsonl")
         if own.get("critiques") == "":
             own["critiques"] = None
+        if own.get("meta"):  # a table may hold what JSON has no word for, such as a date
+            own["meta"] = json.loads(json.dumps(own["meta"], default=str))
         yield Pair.from_dict(own, where)
 
 

@@ -24,11 +24,12 @@ def read_rows(path: str | Path) -> Iterator[Row]:
         UserError: the file is missing, empty, of another kind or malformed.
     """
     path = Path(path)
-    if path.suffix not in _READERS:
-        advice = " Unpack it first." if path.suffix in (".gz", ".zip", ".xz", ".zst") else ""
+    kind = path.suffix.lower()
+    if kind not in _READERS:
+        advice = " Unpack it first." if kind in (".gz", ".zip", ".xz", ".zst") else ""
         raise UserError(f"{path}: cannot tell the kind of file from its name; known: {', '.join(_READERS)}.{advice}")
     count = 0
-    for count, (number, row) in enumerate(_READERS[path.suffix](path), start=1):  # noqa: B007 - used after the loop
+    for count, (number, row) in enumerate(_READERS[kind](path), start=1):  # noqa: B007 - used after the loop
         if not isinstance(row, Mapping):
             raise UserError(f"{path}:{number}: a row must be an object with named fields, got {type(row).__name__}")
         yield f"{path}:{number}", dict(row)
@@ -93,7 +94,7 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, list[str]]]:
         UserError: the file cannot be read, or a quote is opened and never closed.
     """
     csv.field_size_limit(2**31 - 1)  # the library's own limit of 131,072 characters is below a long response
-    delimiter = "\t" if Path(path).suffix == ".tsv" else ","
+    delimiter = "\t" if Path(path).suffix.lower() == ".tsv" else ","
     first = 1
     try:
         with Path(path).open(encoding="utf-8-sig", newline="") as file:
@@ -113,13 +114,17 @@ def csv_records(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     records = csv_records(path)
     _, header = next(records, (0, []))
-    repeated = [name for name in header if header.count(name) > 1]
-    if repeated:
-        raise UserError(f"{path}:1: column {repeated[0]!r} occurs more than once")
+    _check_repeated(header, f"{path}:1")
     for number, record in records:
         if len(record) != len(header):
             raise UserError(f"{path}:{number}: expected {len(header)} columns {header}, got {len(record)}")
         yield number, dict(zip(header, record, strict=True))
+
+
+def _check_repeated(columns: Sequence[str], where: str) -> None:
+    repeated = [name for name in columns if columns.count(name) > 1]
+    if repeated:
+        raise UserError(f"{where}: column {repeated[0]!r} occurs more than once")
 
 
 def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -137,6 +142,8 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield from enumerate(json.loads(text), start=1)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets
+        raise UserError(f"{path}: JSON that cannot be read ({error})") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -145,6 +152,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            _check_repeated(file.schema_arrow.names, str(path))
             rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
             yield from enumerate(rows, start=1)
     except (OSError, pyarrow.ArrowException) as error:

@@ -17,16 +17,25 @@ def load(
     n: int | None = None,
     cue_rate: float | None = None,
 ) -> Iterator[Pair]:
-    """Draw pairs; ``path`` is not used.
+    """Draw pairs.
 
     Args:
-        path: Not used.
+        path: Must be None: there is nothing to read.
         split: train, cold_start, validation, id, ood, reversed or contrary (see `draw_pairs`).
         drops: Nothing is ever dropped.
         seed: Seed of the world.
         n: Number of pairs.
         cue_rate: How often the flourish sits on the winner's side.
+
+    Raises:
+        UserError: a path is given, or an option is out of its range.
     """
-    if cue_rate is not None and not 0 <= cue_rate <= 1:
+    if path is not None:
+        raise UserError(
+            "source 'sandbox' draws its pairs and reads no file; leave out data.path, or name another source"
+        )
+    if n is not None and (not isinstance(n, int) or n < 1):
+        raise UserError(f"source 'sandbox': option n must be a whole number, at least 1, got {n!r}")
+    if cue_rate is not None and not (isinstance(cue_rate, int | float) and 0 <= cue_rate <= 1):
         raise UserError(f"source 'sandbox': option cue_rate must lie between 0 and 1, got {cue_rate}")
     yield from draw_pairs(split, n=n, seed=seed, cue_rate=cue_rate)

@@ -3,7 +3,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nlhf.critique.arguments import Argument, generated_arguments, human_arguments, split_sentences
+from nlhf.critique.arguments import (
+    Argument,
+    generated_arguments,
+    human_arguments,
+    is_fatal,
+    key_arguments,
+    reference_sets,
+    split_sentences,
+)
 from nlhf.critique.matching import gate, match
 from nlhf.critique.scorers import ExactScorer, LexicalScorer
 from nlhf.pairs import HumanCritique, Pair, Turn
@@ -150,3 +158,41 @@ def test_swapping_pair_and_critique_leaves_the_score():
     swapped = "B praise: accuracy\nA blame: accuracy"
     for scorer in (ExactScorer(), LexicalScorer()):
         assert scorer.score([FULL], [pair(HUMAN)])[0].f1 == scorer.score([swapped], [pair(HUMAN).swap()])[0].f1
+
+
+@pytest.mark.parametrize(
+    ("text", "fatal"),
+    [
+        ("Fatal: the dose is ten times too high.", True),
+        ("There is a fatal error in step 2.", True),
+        ("This is a FATAL flaw.", True),
+        ("The proof is fatally flawed.", True),
+        ("致命错误：剂量不对。", True),
+        ("The dose would be fatal.", False),
+        ("No fatal errors.", False),
+        ("It has no really fatal flaw.", False),
+        ("It doesn't contain a fatal mistake.", False),
+        ("A non-fatal error.", False),
+        ("没有致命错误。", False),
+        ("The fatality rate is wrong.", False),
+    ],
+)
+def test_what_names_a_fatal_error(text, fatal):
+    assert is_fatal(Argument("B", -1, text)) is fatal
+    assert is_fatal(Argument(None, None, text)) is fatal
+    assert not is_fatal(Argument("B", 1, text))
+
+
+def test_a_fatal_error_is_all_that_counts():
+    """N_ref = 1: of three human arguments only the fatal one; one of two generated arguments makes it: P 1/2, R 1."""
+    human = HumanCritique(strengths_a="tone", weaknesses_b="too long\nFatal: wrong dose\nA second fatal error.")
+    assert reference_sets(pair(human)) == [[Argument("B", -1, "Fatal: wrong dose")]]
+    [result] = LexicalScorer().score(["A praise: tone\nB blame: fatal wrong dose"], [pair(human)])
+    assert (result.precision, result.recall) == (0.5, 1.0)
+    assert result.matched == ((1, 0),)
+
+
+def test_without_a_fatal_error_all_arguments_count():
+    arguments = human_arguments(HumanCritique(strengths_a="clear", weaknesses_b="slow"))
+    assert key_arguments(arguments) == arguments
+    assert key_arguments([]) == []

@@ -143,3 +143,39 @@ def test_unknown_format_offers_the_nearest_name():
         get_format("rm_nhlf")
     with pytest.raises(UserError, match=r"no_such\.jinja"):
         get_format("sdrm", "no_such.jinja")
+
+
+WHOLE = "{{ context }} {{ response_a }} {{ response_b }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        pytest.param("{{ context() }}" + WHOLE, "not callable", id="call"),
+        pytest.param("{{ context + 1 }}" + WHOLE, "TypeError", id="types"),
+        pytest.param("{{ 1 / 0 }}" + WHOLE, "ZeroDivisionError", id="division"),
+        pytest.param(
+            "{% extends 'base.jinja' %}", "'base.jinja' cannot be included, imported or extended", id="extends"
+        ),
+        pytest.param("{% include '/etc/passwd' %}" + WHOLE, "'/etc/passwd' cannot be included", id="include"),
+        pytest.param("{% import 'x' as y %}" + WHOLE, "'x' cannot be included", id="import"),
+        pytest.param("{{ context.__class__.__mro__ }}" + WHOLE, "unsafe", id="python-objects"),
+        pytest.param("{{ cycler.__init__.__globals__.os.name }}" + WHOLE, "unsafe", id="modules"),
+        pytest.param("{% for i in range(10 ** 9) %}{% endfor %}" + WHOLE, "range", id="endless"),
+        pytest.param("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}" + WHOLE, "RecursionError", id="recursion"),
+        pytest.param(WHOLE.encode("utf-16"), "not UTF-8 text", id="utf-16"),
+        pytest.param("", "does not show response_a", id="empty"),
+        pytest.param("{{ context }} {{ response_a }}", "does not show response_b", id="one-response"),
+    ],
+)
+def test_a_prompt_file_that_cannot_serve_is_refused_when_it_is_named(tmp_path, text, message):
+    prompt = tmp_path / "p.jinja"
+    prompt.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError, match=message):
+        get_format("rm_nlhf", str(prompt))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_prompt(tmp_path):
+    prompt = tmp_path / "p.jinja"
+    prompt.write_text(WHOLE, encoding="utf-8-sig")
+    assert get_format("rm_nlhf", str(prompt)).render(pair())[0]["content"].startswith("user:")

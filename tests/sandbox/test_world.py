@@ -289,3 +289,18 @@ def test_a_prompt_gives_neither_label_nor_decisive_aspect_away():
         assert not telling & set(message["content"].split())
         silent = replace(pair, label=None, critiques=[], meta={}, id="x", subset="", source="")
         assert judge_format.render(silent) == [message]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"path": "f.jsonl"}, "reads no file"),
+        ({"options": {"cue_rate": "x"}}, "cue_rate must lie between 0 and 1"),
+        ({"options": {"n": 0}}, "n must be a whole number"),
+        ({"options": {"n": "x"}}, "n must be a whole number"),
+    ],
+    ids=["path", "cue-rate", "none", "text"],
+)
+def test_the_source_refuses_what_it_cannot_use(values, message):
+    with pytest.raises(UserError, match=message):
+        load_pairs(DataConfig("sandbox", **values))

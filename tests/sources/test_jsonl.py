@@ -1,9 +1,11 @@
+import datetime
 import json
 from collections import Counter
 
 import pytest
 
 from nlhf.errors import UserError
+from nlhf.files import to_json
 from nlhf.pairs import HumanCritique
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.jsonl import load
@@ -190,3 +192,56 @@ def test_options_come_through_the_configuration(tmp_path):
     assert load_pairs(config)[0].label == "A"
     with pytest.raises(UserError, match=r"unknown option 'column'.*known: \['columns', 'label_map'\].*'columns'"):
         load_pairs(DataConfig(source="jsonl", path=str(path), options={"column": {}}))
+    with pytest.raises(UserError, match="unknown option 'seed'"):  # it has a place of its own, data.seed
+        load_pairs(DataConfig(source="jsonl", path=str(path), options={"seed": 1}))
+
+
+@pytest.mark.parametrize("option", ["columns", "label_map"])
+@pytest.mark.parametrize("value", [1, ["a"], "a"], ids=["number", "list", "text"])
+def test_options_that_map_names_must_be_mappings(read, option, value):
+    with pytest.raises(UserError, match=f"option '{option}' must map names to names"):
+        read(ROW, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({"id": True}, "field 'id' must be a non-empty string", id="id-is-true"),
+        pytest.param({"critiques": [{"annotator": []}]}, "'annotator' must be a name", id="annotator-is-a-list"),
+    ],
+)
+def test_values_of_another_type_are_not_made_into_text(read, change, message):
+    with pytest.raises(UserError, match=message):
+        read({**ROW, **change})
+
+
+def test_what_json_cannot_say_becomes_text_in_meta(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    day = datetime.date(2024, 5, 1)
+    parquet.write_table(pyarrow.Table.from_pylist([{**ROW, "meta": {"day": day}}]), tmp_path / "f.parquet")
+    (pair,) = load(str(tmp_path / "f.parquet"), "train", Counter())
+    assert pair.meta == {"day": "2024-05-01"}
+    assert json.loads(to_json(pair.to_dict()))["meta"] == pair.meta
+
+
+def test_equal_ids_are_refused_with_the_file(tmp_path):
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps(ROW) + "\n" + json.dumps({**ROW, "response_a": "The earth"}) + "\n")
+    with pytest.raises(UserError, match=rf"{path}: two pairs have the id '1'"):
+        load_pairs(DataConfig("jsonl", path=str(path)))
+
+
+@pytest.mark.parametrize("numbers", [{"limit": 10**30}, {"limit": 10**30, "skip": 0}])
+def test_a_limit_of_any_size(tmp_path, numbers):
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    assert len(load_pairs(DataConfig("jsonl", path=str(path), **numbers))) == 1
+
+
+@pytest.mark.parametrize("skip", [1, 10**30])
+def test_skipping_everything_says_so(tmp_path, skip):
+    path = tmp_path / "f.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    with pytest.raises(UserError, match=f"data.skip = {skip} passes over all"):
+        load_pairs(DataConfig("jsonl", path=str(path), skip=skip))

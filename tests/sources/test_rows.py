@@ -105,3 +105,30 @@ class TestHub:
         with pytest.raises(UserError, match=r"cannot fetch split 'train' of o/r .*\(no route\).*--data.path") as caught:
             list(local_or_hub_rows(None, "train", "o/r"))
         assert "\n" not in str(caught.value)
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+LONG_NUMBER = b'[{"a": ' + b"9" * 5000 + b"}]"
+
+
+@pytest.mark.parametrize("content", [DEEP, LONG_NUMBER], ids=["nested", "long-number"])
+@pytest.mark.parametrize("name", ["f.jsonl", "f.json"])
+def test_json_beyond_what_python_reads_names_the_file(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name}.*cannot be read"):
+        list(read_rows(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["f.jsonl", "f.csv", "f.tsv"])
+def test_the_case_of_an_ending_does_not_matter(tmp_path, name):
+    write(tmp_path, name).rename(tmp_path / name.upper())
+    assert [row for _, row in read_rows(tmp_path / name.upper())] == ROWS
+
+
+def test_a_parquet_column_that_occurs_twice_is_refused(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_arrays([pyarrow.array(["x"]), pyarrow.array(["y"])], names=["a", "a"])
+    parquet.write_table(table, tmp_path / "f.parquet")
+    with pytest.raises(UserError, match="column 'a' occurs more than once"):
+        list(read_rows(tmp_path / "f.parquet"))

@@ -81,10 +81,15 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     arguments = _named_first(_spelled_out(arguments, function), function)
     try:
         values = parser.parse_args(arguments)
+    except UnicodeDecodeError as error:
+        files = ", ".join(_config_files(arguments)) or "a configuration file"
+        raise UserError(
+            f"{files}: not UTF-8 text ({error.reason} at byte {error.start}); convert it to UTF-8"
+        ) from None
     except ConfigurationError as error:
         message = str(error).replace('"<unicode string>"', ", ".join(_config_files(arguments)))
         raise UserError(f"{message}\nFor the accepted options run: {prog} --help") from None
-    return _call(function, parser, values)
+    return function(**_settings(function, parser, values))
 
 
 def _named_first(arguments: list[str], function: Any) -> list[str]:
@@ -115,9 +120,14 @@ def _spelled_out(arguments: Sequence[str], function: Any) -> list[str]:
 
 def call(target: str, prog: str, values: dict[str, Any]) -> Any:
     """Call a verb with a configuration given as nested dicts, checked exactly as a YAML would be."""
+    return _load(target)(**read(target, prog, values))
+
+
+def read(target: str, prog: str, values: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which `call` calls the verb."""
     function = _load(target)
     parser = make_parser(function, prog)
-    return _call(function, parser, parser.parse_object(values))
+    return _settings(function, parser, parser.parse_object(values))
 
 
 def _load(target: str) -> Any:
@@ -125,7 +135,7 @@ def _load(target: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _call(function: Any, parser: Any, values: Any) -> Any:
+def _settings(function: Any, parser: Any, values: Any) -> dict[str, Any]:
     values.pop("config", None)
     _refuse_nulls(function, values)
     values = _at_home(values)
@@ -133,7 +143,7 @@ def _call(function: Any, parser: Any, values: Any) -> Any:
         settings = parser.instantiate(values)
     except ValueError as error:  # a check of a configuration class failed
         raise ConfigurationError(explain(str(error), error)) from None
-    return function(**vars(settings))
+    return vars(settings)
 
 
 def _refuse_nulls(owner: Any, values: Any, prefix: str = "") -> None:
@@ -202,7 +212,7 @@ def make_parser(function: Any, prog: str) -> Any:
 
 
 _UNKNOWN = re.compile(
-    r"(?:(?:Key|Option) |Group '?(?P<group>[^\s']+)'? does not accept option )'?([\w.\-]+)'?"
+    r"(?:(?:Key(?! must)|Option) |Group '?(?P<group>[^\s']+)'? does not accept option )'?([\w.\-]+)'?"
     r"|unrecognized arguments: (\S+)"
 )
 
@@ -239,6 +249,9 @@ _PLAIN = (
     (r"^the following arguments are required: ", "missing: "),
     (r"^Not of type \w+: ", ""),
     (r"^Problems parsing config: ", "not valid YAML: "),
+    (r"^Unexpected config:$", "the configuration is empty"),
+    (r"^Not a valid subclass of \w+, got (.*?) Subclass types expect .*$", r"expected fields with values, got \1"),
+    (r"^Key must be a string, got: (.*?)\.*$", r"an option's name must be a text, got \1"),
     (r"^Unexpected config: ", "a configuration holds options with values, got "),
 )  # fmt: skip
 

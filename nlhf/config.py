@@ -13,6 +13,8 @@ ALIASES = {
     "exact": "nlhf.critique.scorers.ExactScorer",
     "lexical": "nlhf.critique.scorers.LexicalScorer",
     "embedding": "nlhf.critique.scorers.EmbeddingScorer",
+    "learned": "nlhf.critique.learned.LearnedScorer",
+    "llm": "nlhf.critique.llm.LLMScorer",
 }
 
 
@@ -21,7 +23,7 @@ class ClassSpec:
     """A class and its arguments, named in a YAML; built when it is needed, so that nothing heavy is imported early."""
 
     class_path: str
-    """Import path of the class, or a short name: critique, exact, lexical, embedding."""
+    """Import path of the class, or a short name: critique, exact, lexical, embedding, learned, llm."""
 
     init_args: dict[str, Any] = field(default_factory=dict)
     """Arguments by name; an argument may itself be a class_path with init_args."""
@@ -151,9 +153,14 @@ class OptimizationConfig:
 
     def __post_init__(self):
         problems = []
-        if self.learning_rate <= 0:
+        if not 0 < self.learning_rate < float("inf"):  # neither is NaN
             problems.append(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+        if self.max_steps < 1 and self.max_steps != -1:
+            problems.append(f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}")
+        for name in ("warmup_steps", "weight_decay", "max_grad_norm"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                problems.append(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.max_steps == -1 and not 0 < self.num_train_epochs < float("inf"):
             problems.append("set max_steps or num_train_epochs to a positive number")
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
             if getattr(self, name) < 1:

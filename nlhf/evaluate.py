@@ -165,7 +165,8 @@ def evaluate(
         sampling: How replies are drawn.
         orders: Orders in which each pair is shown: both, AB (as in the data) or BA (exchanged).
         samples: Replies to each prompt; more than one needs a temperature above 0.
-        scorer: Compares critiques with the humans' (exact, lexical, embedding, or your own class_path).
+        scorer: Compares critiques with the humans' (exact, lexical, embedding, learned, llm, or your
+            own class_path).
         wrong_critique_threshold: A right verdict whose critique has a lower F1 counts as right by luck.
         resamples: Bootstrap resamples of the intervals.
         seed: Seed of the bootstrap and, unless data.seed is set, of everything random in loading the data.

@@ -143,6 +143,8 @@ class TransformersGenerator:
             new = self.config.max_new_tokens
             limits.append((window - new, f"the model's context of {window} less sampling.max_new_tokens, {new}"))
         for limit, reason in limits:
+            if limit < 1:
+                raise UserError(f"no room is left for a prompt: {reason}; lower sampling.max_new_tokens")
             if too_long := [n for n in lengths if n > limit]:
                 raise UserError(
                     f"{len(too_long)} of {len(lengths)} prompts are longer than {limit} tokens ({reason}); "

@@ -113,6 +113,10 @@ class CritiqueReward:
     def __init__(self, scorer: CritiqueScorer, form: Literal["hard", "soft"] = "hard", threshold: float = 0.5):
         if not 0 < threshold <= 1:
             raise UserError(f"process reward: threshold must lie in (0, 1], got {threshold}")
+        if not hasattr(scorer, "score"):
+            raise UserError(
+                f"process reward: scorer must be a critique scorer, got {scorer!r}; write {{class_path: exact}}, say"
+            )
         self.scorer, self.form, self.threshold = scorer, form, threshold
 
     def __call__(self, rollouts: Sequence[Rollout], log_metric: Callable[[str, float], None]) -> list[float | None]:

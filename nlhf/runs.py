@@ -80,9 +80,8 @@ def check_run(
     out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = _MAY_DIFFER
 ) -> None:
     """Raise what `open_run` would raise, without writing: to be called before the slow part of a start."""
-    seed = config.get("seed")
-    if seed is not None and not 0 <= seed < 2**32:  # what NumPy takes
-        raise UserError(f"seed must lie between 0 and {2**32 - 1}, got {seed}")
+    if config.get("seed") is not None:
+        check_seed(config["seed"])
     folder = Path(out)
     if not holds_run(folder):
         _require_empty(folder)
@@ -90,6 +89,12 @@ def check_run(
         raise UserError(f"{folder} already holds a run; choose another or continue it with --resume true")
     else:
         _require_equal(read_config(folder), plain(config), folder, may_differ)
+
+
+def check_seed(seed: int) -> None:
+    """Raise `UserError` unless NumPy takes the seed, as the trainers and the bootstrap do."""
+    if not 0 <= seed < 2**32:
+        raise UserError(f"seed must lie between 0 and {2**32 - 1}, got {seed}")
 
 
 def holds_run(folder: str | Path) -> bool:

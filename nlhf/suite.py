@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nlhf.errors import UserError, nearest
-from nlhf.files import read_jsonl
-from nlhf.runs import holds_run, open_run
+from nlhf.files import check_appendable, read_jsonl
+from nlhf.runs import check_seed, holds_run, open_run
 
 VERBS = {
     "cold-start": "nlhf.cold_start:cold_start",
@@ -26,6 +26,7 @@ VERBS = {
     "evaluate": "nlhf.evaluate:evaluate",
 }
 START = "start"
+_ANY_MODEL = "package:nlhf"  # stands for the one that is not trained yet, while a configuration is checked
 # Settings that change how a suite is run or shown, not what its runs compute.
 _MAY_DIFFER = ("out", "workers", "threads", "ledger", "metrics", "baseline")
 
@@ -119,7 +120,9 @@ def suite(
         metrics: Figures in the table; null for accuracy, critique_f1, wrong_critique_rate, position_consistency.
     """
     config = dict(locals())
-    _check(seeds, start, arms, tests, baseline, metrics, workers)
+    _check(seeds, start, arms, tests, baseline, metrics, workers, threads)
+    if ledger:
+        check_appendable(ledger)
     # With the YAMLs themselves: a suite whose runs are half from one version of a file would compare nothing.
     stages = [start, *(a.train for a in arms if a.train), *(t.evaluate for t in tests)]
     config["files"] = {stage.config: read_yaml(stage.config) for stage in stages}
@@ -146,7 +149,10 @@ def _check(
     baseline: str,
     metrics: Sequence[str] | None,
     workers: int,
+    threads: int,
 ) -> None:
+    for seed in seeds:
+        check_seed(seed)
     names = [arm.name for arm in arms]
     for what, values in (
         ("seeds", [str(s) for s in seeds]),
@@ -168,6 +174,7 @@ def _check(
     ]:
         if stage.verb not in verbs:
             raise UserError(f"{where}: verb is {stage.verb!r}, but it must be {' or '.join(verbs)}")
+        _check_stage(where, stage, {} if stage is start else {"model.name": _ANY_MODEL})
     if metrics is not None:
         from nlhf.metrics import definitions
 
@@ -176,8 +183,19 @@ def _check(
                 raise UserError(f"metrics: there is no figure {name!r}.{nearest(name, definitions())}")
             if not definitions()[name].rate:
                 raise UserError(f"metrics: {name!r} is not a share, and the table is in percent; leave it out")
-    if workers < 1:
-        raise UserError(f"workers must be at least 1, got {workers}")
+    for name, value in (("workers", workers), ("threads", threads)):
+        if value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
+
+
+def _check_stage(where: str, stage: Stage, options: dict[str, Any]) -> None:
+    """Read a stage's configuration now: its mistakes would else come up when the start is trained, hours later."""
+    from nlhf.cli import read
+
+    try:
+        read(*_verb(stage), {**_values(stage, options), "out": "out", "seed": 0, "resume": False})
+    except UserError as error:
+        raise UserError(f"{where} ({stage.config}): {error}") from None
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
@@ -255,10 +273,19 @@ def _train_and_judge(job: _Job, start: Stage, tests: Sequence[Test], suite_name:
 def _run(stage: Stage, out: Path, seed: int, options: dict[str, Any] | None = None) -> None:
     from nlhf.cli import call
 
+    values = _values(stage, options or {})
+    call(*_verb(stage), {**values, "out": str(out), "seed": seed, "resume": holds_run(out)})
+
+
+def _verb(stage: Stage) -> tuple[str, str]:
+    return VERBS[stage.verb], f"nlhf {stage.verb}"
+
+
+def _values(stage: Stage, options: dict[str, Any]) -> dict[str, Any]:
     values = read_yaml(stage.config)
-    for key, value in {**stage.options, **(options or {})}.items():
+    for key, value in {**stage.options, **options}.items():
         set_key(values, key, value, stage.config)
-    call(VERBS[stage.verb], f"nlhf {stage.verb}", {**values, "out": str(out), "seed": seed, "resume": holds_run(out)})
+    return values
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -266,9 +293,12 @@ def read_yaml(path: str) -> dict[str, Any]:
     import yaml
 
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, yaml.YAMLError) as error:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: a configuration holds options with values, got a {type(values).__name__}")
+    return values
 
 
 def set_key(values: dict[str, Any], key: str, value: Any, where: str) -> None:

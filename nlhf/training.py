@@ -42,7 +42,7 @@ class ValidationConfig:
     """What the best model is chosen by; the earlier of equals wins."""
 
     scorer: ClassSpec | None = None
-    """Scores critiques against the humans' (exact, lexical, embedding, or your own)."""
+    """Scores critiques against the humans' (exact, lexical, embedding, learned, llm, or your own)."""
 
     batch_size: int = 32
     """Prompts that are generated for at once."""

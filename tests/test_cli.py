@@ -17,6 +17,7 @@ import nlhf
 from nlhf.cli import VERBS, ConfigurationError, call, explain, main, make_parser, run_verb
 from nlhf.config import ClassSpec, OptimizationConfig
 from nlhf.errors import UserError
+from nlhf.suite import set_key
 
 ROOT = Path(__file__).resolve().parents[1]
 PAIR = {"id": "1", "context": "q", "response_a": "x", "response_b": "y", "label": "A"}
@@ -216,12 +217,17 @@ def test_required_options_are_named(capsys):
         ("a: [", ["not valid YAML", "bad.yaml, line"]),
         ("- 1", ["a configuration holds options with values"]),
         ("\tx: 1", ["not valid YAML", "bad.yaml"]),
+        ("", ["the configuration is empty"]),
+        ("1: 2", ["an option's name must be a text, got 1"]),
+        ("data: [null]", ["data: expected fields with values, got None"]),
+        (b"out: \xe9", ["bad.yaml: not UTF-8 text"]),
+        ("a: 1".encode("utf-16"), ["bad.yaml: not UTF-8 text"]),
     ],
-    ids=["unfinished", "a list", "a tab"],
+    ids=["unfinished", "a list", "a tab", "empty", "a number", "null for a data set", "latin-1", "utf-16"],
 )
 @pytest.mark.parametrize("option", [["--config", "bad.yaml"], ["--config=bad.yaml"]], ids=["apart", "joined"])
 def test_bad_yaml(capsys, text, parts, option):
-    Path("bad.yaml").write_text(text)
+    Path("bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     message = complaint(capsys, ["train", *option, "--out", "out"])
     for part in parts:
         assert part in message
@@ -546,3 +552,51 @@ def test_a_full_disk_is_a_message_and_a_missing_file_of_ours_is_not(capsys):
 def test_bare_words_are_the_runs_of_a_report(capsys):
     assert "first holds no run" in complaint(capsys, ["report", "first", "second", "--out", "out"])
     assert "first holds no run" in complaint(capsys, ["report", "[first]", "--out", "out"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"grpo.learning_rate": float("nan")},
+            "learning_rate: expected a number, got nan|learning_rate must be positive",
+        ),
+        ({"grpo.max_steps": 0}, "max_steps must be at least 1, or -1"),
+        ({"grpo.max_steps": -7}, "max_steps must be at least 1, or -1"),
+        ({"grpo.warmup_steps": -1}, "warmup_steps must not be negative"),
+        ({"grpo.weight_decay": -1}, "weight_decay must not be negative"),
+        ({"grpo.max_grad_norm": -1}, "max_grad_norm must not be negative"),
+        ({"process": {"class_path": "critique", "init_args": {"scorer": "exact"}}}, "scorer must be a critique scorer"),
+    ],
+    ids=str,
+)
+def test_train_refuses(capsys, changes, message):
+    assert re.search(message, refused(capsys, "train", merged(TRAIN, changes)))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "changes", "message"),
+    [
+        (
+            "test.yaml",
+            "- 1",
+            {},
+            "test 't' (test.yaml): test.yaml: a configuration holds options with values, got a list",
+        ),
+        ("start.yaml", "", {}, "start (start.yaml): missing: model.name, data"),
+        ("train.yaml", None, {"arms.1.train.options": {"grpo.nope": 1}}, "arm 'b' (train.yaml): unknown option 'nope'"),
+        ("train.yaml", None, {"arms.1.train.options": {"grpo.max_steps": 0}}, "arm 'b' (train.yaml): max_steps"),
+        ("start.yaml", None, {"start.options": {"data.9.limit": 1}}, "there is no place for the option 'data.9.limit'"),
+        ("start.yaml", None, {"seeds": [-1]}, "seed must lie between"),
+        ("start.yaml", None, {"threads": 0}, "threads must be at least 1"),
+        ("start.yaml", None, {"ledger": "."}, "it is a folder"),
+    ],
+    ids=["a list", "empty", "unknown", "impossible", "no place", "seed", "threads", "ledger"],
+)
+def test_a_suite_reads_every_configuration_before_it_trains(capsys, file, text, changes, message):
+    if text is not None:
+        Path(file).write_text(text)
+    values = json.loads(json.dumps(SUITE))
+    for key, value in changes.items():
+        set_key(values, key, value, "suite")
+    assert message in refused(capsys, "suite", values)

@@ -276,3 +276,8 @@ def test_noise_moves_with_the_position_and_not_with_the_padding():
     assert torch.equal(at[1], GumbelNoise(keys, width=9)(torch.zeros(1, 10), scores))
     correlation = torch.corrcoef(torch.cat([at[0], at[1]]))[0, 1]
     assert abs(correlation) < 0.25
+
+
+def test_replies_that_leave_no_room_for_a_prompt_name_the_setting(generator):
+    with pytest.raises(UserError, match=r"no room is left .* lower sampling\.max_new_tokens"):
+        generator(max_new_tokens=10**9).generate(PROMPTS)

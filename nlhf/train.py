@@ -79,6 +79,8 @@ class GRPOSettings(OptimizationConfig):
             )
         if self.temperature <= 0:
             raise UserError(f"grpo.temperature must be positive (rollouts must differ), got {self.temperature}")
+        if self.beta < 0:
+            raise UserError(f"grpo.beta must not be negative (0 does without the start model), got {self.beta}")
 
     def check_batch(self, processes: int, order: Order, prompts: int) -> None:
         """Make sure that a step has whole groups, both orders of a pair if asked for, and enough prompts.
@@ -196,6 +198,11 @@ def train(
     prepared = training_pairs(data, judge_format, order, seed)
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
     process_reward = process.build() if process else None
+    if process and not callable(process_reward):
+        raise UserError(
+            f"process: {process.class_path} is no process reward; a scorer belongs inside one: "
+            f"{{class_path: critique, init_args: {{scorer: {{class_path: {process.class_path}}}}}}}"
+        )
     if process and not any(p.has_critique for p in prepared.pairs):
         raise UserError(
             f"process: {process.class_path} is configured but none of the {len(prepared.pairs)} training pairs has a "
@@ -325,6 +332,9 @@ def make_trainer(
     learning = judge_reward.process if isinstance(judge_reward.process, LearningReward) else None
 
     class JudgeTrainer(GRPOTrainer):
+        def create_model_card(self, *arguments, **keywords):
+            """The run folder says how it was made; trl's card would name a base model that it does not know."""
+
         def _get_train_sampler(self, dataset=None):
             sampler = super()._get_train_sampler(dataset)
             return ShuffledRepeatSampler(sampler, self) if sampler.shuffle else sampler

@@ -853,3 +853,16 @@ def test_a_kill_between_the_two_renames_loses_no_best_model(tmp_path):
     (tmp_path / ".best.old").mkdir()  # with a whole folder in place there is nothing to undo
     put_back(tmp_path / "best")
     assert (tmp_path / ".best.old").is_dir()
+
+
+def test_a_scorer_in_the_place_of_a_process_reward_is_refused(tmp_path, capsys):
+    out = tmp_path / "run"
+    options = ["--config", "experiments/sandbox/rm_nlhf.yaml", "--model.name", "package:nlhf", "--out", str(out)]
+    assert main(["train", *options, "--process", "exact"]) == 2
+    assert "exact is no process reward; a scorer belongs inside one" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_negative_kl_weight_is_refused():
+    with pytest.raises(UserError, match=r"grpo\.beta must not be negative"):
+        GRPOSettings(beta=-0.1)

@@ -18,7 +18,7 @@ from metarm.metrics import BINS, FIGURES, RESAMPLES, Bin, Data, Figure, best_lin
 from metarm.model import Layout, MetaRM, by_length
 from metarm.rollouts import Example, Rollouts, require_labelled
 from metarm.train import JudgeSettings, draw_in_folder
-from nlhf.config import ClassSpec, Order
+from nlhf.config import ClassSpec, Presentation
 from nlhf.errors import UserError
 from nlhf.files import write_json, write_jsonl, write_text
 from nlhf.judge import Judge
@@ -68,7 +68,7 @@ def evaluate(
     max_length: int | None = None,
     state: str | None = None,
     reward: RewardConfig = _REWARD,
-    order: Order = "random",
+    order: Presentation = "random",
     batch_size: int = 16,
     resamples: int = RESAMPLES,
     seed: int = 0,

@@ -14,7 +14,7 @@ from typing import Any
 
 from metarm.model import MAX_LENGTH, Layout, LoraSettings, MetaRM
 from metarm.rollouts import PAIRS_FILE, Example, Rollouts, draw, require_labelled, tidy
-from nlhf.config import ClassSpec, OptimizationConfig, Order
+from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
 from nlhf.files import write_json, write_jsonl
 from nlhf.formats import get_format
@@ -121,7 +121,7 @@ def train(
     rollouts: str | None = None,
     layout: Layout | None = None,
     reward: RewardConfig = _REWARD,
-    order: Order = "random",
+    order: Presentation = "random",
     seed: int = 0,
     resume: bool = False,
     dry_run: bool = False,
@@ -233,7 +233,7 @@ def draw_in_folder(
     critique_reward: CritiqueReward,
     samples: int,
     limits: RewardConfig,
-    order: Order,
+    order: Presentation,
     seed: int,
 ) -> Rollouts:
     """Rollouts of all pairs, each process drawing its share into the same file."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nlhf.config import OptimizationConfig, Order
+from nlhf.config import OptimizationConfig, Presentation
 from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.formats.base import JudgeFormat
@@ -75,7 +75,7 @@ def cold_start(
     sft: ColdStartConfig,
     format: str = "rm_nlhf",
     prompt_file: str | None = None,
-    order: Order = "random",
+    order: Presentation = "random",
     validation: ValidationConfig | None = None,
     seed: int = 0,
     resume: bool = False,

@@ -201,5 +201,5 @@ class OptimizationConfig:
                 raise UserError(message + nearest(name, known))
 
 
-Order = Literal["random", "both", "given"]
+Presentation = Literal["random", "both", "given"]
 """How training shows a pair: A and B exchanged by a seeded coin, both orders, or as in the data."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nlhf.config import ClassSpec, OptimizationConfig, Order
+from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.formats.base import JudgeFormat
@@ -82,7 +82,7 @@ class GRPOSettings(OptimizationConfig):
         if self.beta < 0:
             raise UserError(f"grpo.beta must not be negative (0 does without the start model), got {self.beta}")
 
-    def check_batch(self, processes: int, order: Order, prompts: int) -> None:
+    def check_batch(self, processes: int, order: Presentation, prompts: int) -> None:
         """Make sure that a step has whole groups, both orders of a pair if asked for, and enough prompts.
 
         Args:
@@ -166,7 +166,7 @@ def train(
     process: ClassSpec | None = None,
     format: str = "rm_nlhf",
     prompt_file: str | None = None,
-    order: Order = "random",
+    order: Presentation = "random",
     validation: ValidationConfig | None = None,
     samples: SamplesConfig = _SAMPLES,
     seed: int = 0,
@@ -289,7 +289,7 @@ def make_trainer(
     grpo: GRPOSettings,
     folder: Path,
     seed: int,
-    order: Order = "random",
+    order: Presentation = "random",
 ) -> Any:
     """Trl's GRPOTrainer on judge prompts, with a sampler that survives resuming.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from nlhf.config import ClassSpec, OptimizationConfig, Order
+from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
 from nlhf.files import read_jsonl, write_json, write_jsonl
 from nlhf.formats.base import JudgeFormat
@@ -63,7 +63,9 @@ class TrainingData:
     manifests: list[dict[str, Any]] = field(default_factory=list)
 
 
-def training_pairs(sources: Sequence[DataConfig], judge_format: JudgeFormat, order: Order, seed: int) -> TrainingData:
+def training_pairs(
+    sources: Sequence[DataConfig], judge_format: JudgeFormat, order: Presentation, seed: int
+) -> TrainingData:
     """Load, check and order the pairs of a training run.
 
     Raises:
@@ -96,7 +98,7 @@ def training_pairs(sources: Sequence[DataConfig], judge_format: JudgeFormat, ord
     return TrainingData(put_in_order(pairs, order, seed), manifests)
 
 
-def put_in_order(pairs: Sequence[Pair], order: Order, seed: int) -> list[Pair]:
+def put_in_order(pairs: Sequence[Pair], order: Presentation, seed: int) -> list[Pair]:
     """Pairs as a judge will see them: exchanged by a seeded coin, in both orders (side by side), or as given."""
     if order == "random":
         return swap_at_random(pairs, seed)
@@ -105,7 +107,7 @@ def put_in_order(pairs: Sequence[Pair], order: Order, seed: int) -> list[Pair]:
     return list(pairs)
 
 
-def group_size(order: Order) -> int:
+def group_size(order: Presentation) -> int:
     """How many neighbouring rows stay together when rows are shuffled: both orders of a pair share a batch."""
     return 2 if order == "both" else 1
 

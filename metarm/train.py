@@ -199,7 +199,7 @@ def _train(
     from accelerate import PartialState
 
     from metarm.validation import Best
-    from nlhf.callbacks import MetricsLog, Watch
+    from nlhf.callbacks import MetricsLog, attach
 
     training, held_out = split(rollouts, sft.validation_share, seed)
     if PartialState().is_main_process:
@@ -208,9 +208,7 @@ def _train(
         logger.info("rollouts: %s", counts)
     trainer = make_trainer(metarm, encode(metarm, rollouts, training), sft, folder, seed, model)
     log = MetricsLog(folder)
-    trainer.add_callback(Best(trainer, metarm, encode(metarm, rollouts, held_out), held_out, folder, log))
-    trainer.add_callback(log)
-    trainer.add_callback(Watch())
+    attach(trainer, log, Best(trainer, metarm, encode(metarm, rollouts, held_out), held_out, folder, log))
     run_trainer(trainer, folder, resume)
 
 
@@ -295,7 +293,6 @@ def make_trainer(
     """
     import torch
     from transformers import Trainer, TrainingArguments
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     class ShuffledSampler(torch.utils.data.Sampler):
         """Shuffles the rows, anew and reproducibly in every epoch."""
@@ -346,9 +343,6 @@ def make_trainer(
         settings = TrainingArguments(**arguments)
     except (ValueError, TypeError) as error:
         raise UserError(f"sft: {error}") from error
-    trainer = MetaRMTrainer(
+    return MetaRMTrainer(
         model=metarm.model, args=settings, train_dataset=rows, data_collator=collate, processing_class=metarm.tokenizer
     )
-    trainer.remove_callback(PrinterCallback)  # nlhf.callbacks shows the figures
-    trainer.remove_callback(ProgressCallback)
-    return trainer

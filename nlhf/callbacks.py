@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
 from nlhf.files import append_jsonl, read_json, write_json
 from nlhf.formats.base import JudgeFormat
@@ -26,6 +27,21 @@ logger = logging.getLogger(__name__)
 
 _SHOWN = ("loss", "reward", "format_rate", "outcome", "process/bonus", "kl", "entropy", "completions/mean_length")
 _SHOWN_OF_VALIDATION = ("accuracy", "parse_rate", "position_consistency", "critique_f1", "wrong_critique_rate")
+
+
+def attach(trainer: Any, log: "MetricsLog", keeps_best: TrainerCallback | None) -> None:
+    """Let our callbacks speak for a run, in place of the trainer's own printing.
+
+    Args:
+        trainer: The trainer.
+        log: Receives its metrics.
+        keeps_best: Validates and keeps the best model; it comes first, so that its rows stand before the step's own.
+    """
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    for callback in (keeps_best, log, Watch()):
+        if callback is not None:
+            trainer.add_callback(callback)
 
 
 class MetricsLog(TrainerCallback):

@@ -112,7 +112,7 @@ def cold_start(
     import torch
     from transformers import TrainingArguments
 
-    from nlhf.callbacks import MetricsLog, Validation, Watch
+    from nlhf.callbacks import MetricsLog, Validation, attach
     from nlhf.models import load_model, load_tokenizer
 
     sft.check_extra(TrainingArguments, "sft")
@@ -135,14 +135,11 @@ def cold_start(
     }
     folder = begin_run(trainer, out, config, resume, manifest)
     log = MetricsLog(folder)
+    keeps_best = None
     if validation and held_out:
-        trainer.add_callback(
-            Validation(
-                validation, trainer, folder, judge_format, held_out.pairs, tokenizer, sft.max_completion_length, log
-            )
-        )
-    trainer.add_callback(log)
-    trainer.add_callback(Watch())
+        limit = sft.max_completion_length
+        keeps_best = Validation(validation, trainer, folder, judge_format, held_out.pairs, tokenizer, limit, log)
+    attach(trainer, log, keeps_best)
     run_trainer(trainer, folder, resume)
     return folder
 
@@ -242,7 +239,6 @@ def make_trainer(
     import torch
     from torch.nn import functional as F
     from transformers import Trainer, TrainingArguments
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     class GroupedSampler(torch.utils.data.Sampler):
         """Shuffles groups of neighbouring rows, anew and reproducibly in every epoch."""
@@ -295,9 +291,6 @@ def make_trainer(
         settings = TrainingArguments(**arguments)
     except (ValueError, TypeError) as error:
         raise UserError(f"sft: {error}") from error
-    trainer = ColdStartTrainer(
+    return ColdStartTrainer(
         model=policy, args=settings, train_dataset=rows, data_collator=collate, processing_class=tokenizer
     )
-    trainer.remove_callback(PrinterCallback)  # nlhf.callbacks shows the figures
-    trainer.remove_callback(ProgressCallback)
-    return trainer

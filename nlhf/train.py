@@ -215,7 +215,7 @@ def train(
 
     from trl import GRPOConfig
 
-    from nlhf.callbacks import MetricsLog, Validation, Watch, sample_writer
+    from nlhf.callbacks import MetricsLog, Validation, attach, sample_writer
     from nlhf.models import load_tokenizer
 
     grpo.check_extra(GRPOConfig, "grpo")
@@ -242,21 +242,11 @@ def train(
     folder = begin_run(trainer, out, config, resume, manifest)
     judge_reward.record = sample_writer(trainer, folder, samples.every, samples.count)
     log = MetricsLog(folder)
+    keeps_best = None
     if validation and held_out:
-        trainer.add_callback(
-            Validation(
-                validation,
-                trainer,
-                folder,
-                judge_format,
-                held_out.pairs,
-                tokenizer,
-                grpo.max_completion_length,
-                log,
-            )
-        )
-    trainer.add_callback(log)
-    trainer.add_callback(Watch())
+        limit = grpo.max_completion_length
+        keeps_best = Validation(validation, trainer, folder, judge_format, held_out.pairs, tokenizer, limit, log)
+    attach(trainer, log, keeps_best)
     run_trainer(trainer, folder, resume)
     return folder
 
@@ -310,7 +300,6 @@ def make_trainer(
     """
     import torch
     from datasets import Dataset
-    from transformers.trainer_callback import PrinterCallback, ProgressCallback
     from trl import GRPOConfig, GRPOTrainer
     from trl.trainer.utils import RepeatSampler
 
@@ -374,13 +363,10 @@ def make_trainer(
         settings = GRPOConfig(**arguments)
     except (ValueError, TypeError) as error:
         raise UserError(f"grpo: {error}") from error
-    trainer = JudgeTrainer(
+    return JudgeTrainer(
         model=resolve(model.name),
         reward_funcs=judge_reward,
         args=settings,
         train_dataset=rows,
         processing_class=tokenizer,
     )
-    trainer.remove_callback(PrinterCallback)  # nlhf.callbacks shows the figures
-    trainer.remove_callback(ProgressCallback)
-    return trainer

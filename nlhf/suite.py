@@ -7,12 +7,14 @@ training run, so they say how sure a result is for the method, not for one set o
 
 import itertools
 import os
+import re
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,16 +41,46 @@ class Stage:
     """YAML file of the verb."""
 
     verb: str = "train"
-    """cold-start, train or evaluate."""
+    """cold-start, train or evaluate, or a verb of a package that builds on this one, after its name: metarm train."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """Values that replace the YAML's, by dotted key; a number picks from a list: {data.0.labelled_fraction: 0.25}."""
+    """Values that replace the YAML's, by dotted key; a number picks from a list: {data.0.labelled_fraction: 0.25}. In a
+    text, {start} and the name of a step of prepare, in braces too, stand for its folder with the same seed."""
 
     def __post_init__(self):
-        if self.verb not in VERBS:
-            raise UserError(f"unknown verb {self.verb!r} in a suite; known: {', '.join(VERBS)}")
+        _ = self.target
         if not Path(self.config).is_file():
             raise UserError(f"{self.config}: no such file (paths are relative to the folder you start from)")
+
+    @property
+    def target(self) -> str:
+        """The verb's function, as module:name."""
+        if self.verb in VERBS:
+            return VERBS[self.verb]
+        package, _, verb = self.verb.partition(" ")
+        try:
+            verbs = import_module(f"{package}.__main__").VERBS if verb else {}
+        except (ImportError, AttributeError):
+            verbs = {}
+        if verb not in verbs:
+            raise UserError(f"unknown verb {self.verb!r} in a suite; known: {', '.join(VERBS)}, metarm train, ...")
+        return verbs[verb][0]
+
+    @property
+    def prog(self) -> str:
+        """The command that it stands for."""
+        return f"nlhf {self.verb}" if self.verb in VERBS else self.verb
+
+
+@dataclass
+class Step:
+    """What is made once for each seed, from its start, for several arms to use."""
+
+    name: str
+    """Its name in the options of stages, in braces."""
+
+    stage: Stage
+    """How it is made."""
 
 
 @dataclass
@@ -81,6 +113,7 @@ class _Job:
     seed: int
     name: str
     folder: Path
+    stage: Stage | None = None
     arm: Arm | None = None
     done: bool = False
 
@@ -97,6 +130,7 @@ def suite(
     arms: list[Arm],
     tests: list[Test],
     baseline: str,
+    prepare: list[Step] | None = None,
     workers: int = 2,
     threads: int = 1,
     ledger: str | None = "runs/ledger.jsonl",
@@ -114,26 +148,31 @@ def suite(
         arms: What is compared.
         tests: Data sets that every arm is judged on.
         baseline: Name of the arm that the others are compared with, seed by seed.
+        prepare: What is made from each start, in this order, before the arms: a MetaRM, say.
         workers: Runs at a time.
         threads: Threads of each run; on a laptop, one run a core is the best use of the cores.
         ledger: JSON-lines file that receives a row for each evaluation; null for none.
         metrics: Figures in the table; null for accuracy, critique_f1, wrong_critique_rate, position_consistency.
     """
     config = dict(locals())
-    _check(seeds, start, arms, tests, baseline, metrics, workers, threads)
+    prepare = prepare or []
+    _check(seeds, start, prepare, arms, tests, baseline, metrics, workers, threads)
     if ledger:
         check_appendable(ledger)
     # With the YAMLs themselves: a suite whose runs are half from one version of a file would compare nothing.
-    stages = [start, *(a.train for a in arms if a.train), *(t.evaluate for t in tests)]
+    stages = [start, *(s.stage for s in prepare), *(a.train for a in arms if a.train), *(t.evaluate for t in tests)]
     config["files"] = {stage.config: read_yaml(stage.config) for stage in stages}
     folder = open_run(out, config, resume=holds_run(out), may_differ=_MAY_DIFFER)
-    jobs = [_Job(seed, arm.name, folder / f"seed-{seed}" / slug(arm.name), arm) for arm in arms for seed in seeds]
-    starts = [_Job(seed, START, folder / f"seed-{seed}" / START) for seed in seeds]
+    jobs = [_Job(s, arm.name, folder / f"seed-{s}" / slug(arm.name), arm.train, arm) for arm in arms for s in seeds]
+    before = [
+        [_Job(seed, step.name, folder / f"seed-{seed}" / slug(step.name), step.stage) for seed in seeds]
+        for step in (Step(START, start), *prepare)
+    ]
     began = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when a worker imports torch
     with _pool(workers) as pool, _Board(jobs) as board:
-        for batch in (starts, jobs):
-            _run_all(pool, batch, (start, tests, name, ledger), board)
+        for batch in (*before, jobs):
+            _run_all(pool, batch, (tests, name, ledger), board)
     from nlhf.suite_report import write_suite_report
 
     report = write_suite_report(folder, name, seeds, arms, tests, baseline, metrics, time.perf_counter() - began)
@@ -144,6 +183,7 @@ def suite(
 def _check(
     seeds: Sequence[int],
     start: Stage,
+    prepare: Sequence[Step],
     arms: Sequence[Arm],
     tests: Sequence[Test],
     baseline: str,
@@ -156,25 +196,27 @@ def _check(
     names = [arm.name for arm in arms]
     for what, values in (
         ("seeds", [str(s) for s in seeds]),
-        ("arms", [slug(n) for n in names]),
+        ("arms", [slug(n) for n in [*names, *(step.name for step in prepare)]]),
         ("tests", [slug(t.name) for t in tests]),
     ):
         if not values:
             raise UserError(f"{what}: name at least one")
         if len(set(values)) < len(values) or "" in values:
             raise UserError(f"{what}: each needs a folder name of its own, got {', '.join(map(repr, values))}")
-    if START in map(slug, names):
-        raise UserError(f"arms: {START!r} is the name of the common start; name the arm otherwise")
+    if START in map(slug, [*names, *(step.name for step in prepare)]):
+        raise UserError(f"{START!r} is the name of the common start; name the arm or step otherwise")
     if baseline not in names:
         raise UserError(f"baseline {baseline!r} is not an arm; arms: {', '.join(names)}.{nearest(baseline, names)}")
-    for where, stage, verbs in [
-        ("start", start, ("cold-start", "train")),
-        *((f"arm {a.name!r}", a.train, ("cold-start", "train")) for a in arms if a.train),
-        *((f"test {t.name!r}", t.evaluate, ("evaluate",)) for t in tests),
-    ]:
-        if stage.verb not in verbs:
-            raise UserError(f"{where}: verb is {stage.verb!r}, but it must be {' or '.join(verbs)}")
-        _check_stage(where, stage, {} if stage is start else {"model.name": _ANY_MODEL})
+    known = [START]
+    _check_stage("start", start, [])
+    for step in prepare:
+        _check_stage(f"step {step.name!r}", step.stage, known)
+        known.append(step.name)
+    for arm in arms:
+        if arm.train:
+            _check_stage(f"arm {arm.name!r}", arm.train, known, _ANY_MODEL)
+    for test in tests:
+        _check_stage(f"test {test.name!r}", test.evaluate, known, _ANY_MODEL, judges=True)
     if metrics is not None:
         from nlhf.metrics import definitions
 
@@ -188,12 +230,18 @@ def _check(
             raise UserError(f"{name} must be at least 1, got {value}")
 
 
-def _check_stage(where: str, stage: Stage, options: dict[str, Any]) -> None:
+def _check_stage(
+    where: str, stage: Stage, known: Sequence[str], model: str | None = None, judges: bool = False
+) -> None:
     """Read a stage's configuration now: its mistakes would else come up when the start is trained, hours later."""
     from nlhf.cli import read
 
+    if (stage.verb == "evaluate") != judges:
+        needed = "evaluate" if judges else "one that trains: cold-start, train, metarm train, ..."
+        raise UserError(f"{where}: verb is {stage.verb!r}, but it must be {needed}")
     try:
-        read(*_verb(stage), {**_values(stage, options), "out": "out", "seed": 0, "resume": False})
+        values = _values(stage, {"model.name": model} if model else {}, dict.fromkeys(known, _ANY_MODEL))
+        read(stage.target, stage.prog, {**values, "out": "out", "seed": 0, "resume": False})
     except UserError as error:
         raise UserError(f"{where} ({stage.config}): {error}") from None
 
@@ -231,7 +279,7 @@ def is_done(job: _Job) -> bool:
     return (job.folder / "done").is_file()
 
 
-def run_job(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
+def run_job(job: _Job, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
     """Train (and judge) one arm with one seed; runs in a worker process, with its output in a log file."""
     from filelock import FileLock
 
@@ -246,20 +294,20 @@ def run_job(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, led
         if is_done(job):
             return
         try:
-            _train_and_judge(job, start, tests, suite_name, ledger)
+            _train_and_judge(job, tests, suite_name, ledger)
         except BaseException:
             traceback.print_exc()
             raise
         (job.folder / "done").touch()
 
 
-def _train_and_judge(job: _Job, start: Stage, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
-    if job.arm is None:
-        _run(start, job.folder / "train", job.seed)
-        return
+def _train_and_judge(job: _Job, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
     model = origin = job.folder.parent / START / "train" / "final"
-    if job.arm.train:
-        _run(job.arm.train, job.folder / "train", job.seed, {"model.name": str(origin)})
+    if job.stage:
+        _run(job.stage, job, "train", {"model.name": str(origin)} if job.arm else {})
+    if not job.arm:
+        return
+    if job.stage:
         model = job.folder / "train" / job.arm.model
     for test in tests:
         options = {
@@ -267,25 +315,35 @@ def _train_and_judge(job: _Job, start: Stage, tests: Sequence[Test], suite_name:
             "ledger": ledger,
             "run_name": f"{suite_name}/{job.name}/{test.name}/{job.seed}",
         }
-        _run(test.evaluate, job.folder / f"test-{slug(test.name)}", job.seed, options)
+        _run(test.evaluate, job, f"test-{slug(test.name)}", options)
 
 
-def _run(stage: Stage, out: Path, seed: int, options: dict[str, Any] | None = None) -> None:
+def _run(stage: Stage, job: _Job, name: str, options: dict[str, Any]) -> None:
     from nlhf.cli import call
 
-    values = _values(stage, options or {})
-    call(*_verb(stage), {**values, "out": str(out), "seed": seed, "resume": holds_run(out)})
+    out = job.folder / name
+    # Every folder beside the job's own is one that a stage may name: a step whose name it does not is not there.
+    folders = {other.name: str(other / "train") for other in job.folder.parent.iterdir() if other.is_dir()}
+    values = _values(stage, options, folders)
+    call(stage.target, stage.prog, {**values, "out": str(out), "seed": job.seed, "resume": holds_run(out)})
 
 
-def _verb(stage: Stage) -> tuple[str, str]:
-    return VERBS[stage.verb], f"nlhf {stage.verb}"
-
-
-def _values(stage: Stage, options: dict[str, Any]) -> dict[str, Any]:
+def _values(stage: Stage, options: dict[str, Any], folders: Mapping[str, str]) -> dict[str, Any]:
     values = read_yaml(stage.config)
-    for key, value in {**stage.options, **options}.items():
+    for key, value in {**{k: _filled(v, folders) for k, v in stage.options.items()}, **options}.items():
         set_key(values, key, value, stage.config)
     return values
+
+
+def _filled(value: Any, folders: Mapping[str, str]) -> Any:
+    """A text with the folders of the steps that it names in braces."""
+
+    def folder(found: re.Match) -> str:
+        if slug(found[1]) not in map(slug, folders):
+            raise UserError(f"{value!r}: no step {found[1]!r} comes before; known: {', '.join(folders) or 'none'}")
+        return {slug(name): path for name, path in folders.items()}[slug(found[1])]
+
+    return re.sub(r"\{([^{}]+)\}", folder, value) if isinstance(value, str) else value
 
 
 def read_yaml(path: str) -> dict[str, Any]:

@@ -265,10 +265,67 @@ def test_a_job_that_another_worker_finished_is_not_done_again(folder, monkeypatc
     job.folder.mkdir(parents=True)
     (job.folder / "done").touch()
     monkeypatch.setattr(suite_module, "_run", lambda *_: pytest.fail("it ran again"))
-    run_job(job, Stage("start.yaml", "cold-start"), [Judged("t", Stage("test.yaml", "evaluate"))], "s", None)
+    run_job(job, [Judged("t", Stage("test.yaml", "evaluate"))], "s", None)
 
 
 # -------------------------------------------------------------------------------------------------------------- options
+
+
+def test_a_stage_may_be_a_verb_of_a_package_that_builds_on_ours(folder):
+    stage = Stage("start.yaml", "metarm train")
+    assert (stage.target, stage.prog) == ("metarm.train:train", "metarm train")
+
+
+@pytest.mark.parametrize("verb", ["metarm", "metarm trian", "no_such_package train", "json tool", "report"])
+def test_an_unknown_verb_is_refused(folder, verb):
+    with pytest.raises(UserError, match=f"unknown verb '{verb}' in a suite"):
+        Stage("start.yaml", verb)
+
+
+def test_a_text_names_the_folders_of_earlier_steps():
+    folders = {"start": "s/start/train", "small-metarm": "s/small-metarm/train"}
+    assert suite_module._filled("{start}/final", folders) == "s/start/train/final"
+    assert suite_module._filled("{small MetaRM}/best", folders) == "s/small-metarm/train/best"
+    assert suite_module._filled(0.25, folders) == 0.25
+    with pytest.raises(UserError, match="no step 'metarm' comes before; known: start, small-metarm"):
+        suite_module._filled("{metarm}/best", folders)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prepare": [{"name": "start", "stage": {"config": "start.yaml", "verb": "cold-start"}}]}, "common start"),
+        (
+            {"prepare": [{"name": "b", "stage": {"config": "start.yaml", "verb": "cold-start"}}]},
+            "folder name of its own",
+        ),
+        (
+            {"prepare": [{"name": "p", "stage": {"config": "test.yaml", "verb": "evaluate"}}]},
+            "step 'p': verb is 'evaluate', but it must be one that trains",
+        ),
+        (
+            {
+                "prepare": [
+                    {
+                        "name": "p",
+                        "stage": {
+                            "config": "start.yaml",
+                            "verb": "cold-start",
+                            "options": {"model.name": "{later}/final"},
+                        },
+                    }
+                ]
+            },
+            "no step 'later' comes before; known: start",
+        ),
+    ],
+    ids=["name of the start", "name of an arm", "does not train", "a step that comes later"],
+)
+def test_a_wrong_step_is_refused(folder, capsys, change, message):
+    write_files(folder, **change)
+    assert main(["suite", "--config", "suite.yaml"]) == 2
+    assert message in capsys.readouterr().err
+    assert not Path("suite").exists()
 
 
 OPTIONS = {

@@ -240,7 +240,7 @@ def _check_stage(
         needed = "evaluate" if judges else "one that trains: cold-start, train, metarm train, ..."
         raise UserError(f"{where}: verb is {stage.verb!r}, but it must be {needed}")
     try:
-        values = _values(stage, {"model.name": model} if model else {}, dict.fromkeys(known, _ANY_MODEL))
+        values = _values(stage, {"model.name": model} if model else {}, {name: slug(name) for name in known})
         read(stage.target, stage.prog, {**values, "out": "out", "seed": 0, "resume": False})
     except UserError as error:
         raise UserError(f"{where} ({stage.config}): {error}") from None

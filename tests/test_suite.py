@@ -296,7 +296,7 @@ def test_a_text_names_the_folders_of_earlier_steps():
     [
         ({"prepare": [{"name": "start", "stage": {"config": "start.yaml", "verb": "cold-start"}}]}, "common start"),
         (
-            {"prepare": [{"name": "b", "stage": {"config": "start.yaml", "verb": "cold-start"}}]},
+            {"prepare": [{"name": "Trained", "stage": {"config": "start.yaml", "verb": "cold-start"}}]},
             "folder name of its own",
         ),
         (

@@ -144,7 +144,15 @@ def balance(reasons: Sequence[Reason], side: Side) -> int:
     return sum(polarity if about == side else -polarity for about, polarity, _ in reasons)
 
 
-def draw_pairs(split: str, n: int | None = None, seed: int = 0, cue_rate: float | None = None) -> list[Pair]:
+def draw_pairs(
+    split: str,
+    n: int | None = None,
+    seed: int = 0,
+    cue_rate: float | None = None,
+    swayed: float = 0.35,
+    habit: float = 0.0,
+    vague: float = 0.0,
+) -> list[Pair]:
     """Pairs of one split.
 
     ``train``, ``validation`` and the test sets ``id``, ``ood`` and ``reversed`` carry the true label and critique and
@@ -156,18 +164,24 @@ def draw_pairs(split: str, n: int | None = None, seed: int = 0, cue_rate: float 
         n: Number of pairs; None for the split's usual size.
         seed: Splits and seeds never share a stream of chance.
         cue_rate: How often the flourish sits on the winner's side; None for the split's usual rate.
+        swayed: Share of the cold start's demonstrations that look for reasons to favour the flourished side.
+        habit: Share of the cold start's demonstrations that judge a task by one and the same wrong aspect (`habitual`).
+        vague: Share of critiques that name the decisive aspect and praise both sides for it: they say what matters,
+            not who is better.
     """
     if split not in CUE_RATES:
         raise UserError(f"the sandbox has no split {split!r}; known: {', '.join(CUE_RATES)}")
     rng = random.Random(f"sandbox/{split}/{seed}")
     cue_rate = CUE_RATES[split] if cue_rate is None else cue_rate
-    describe = _careless if split == "cold_start" else _truthful
     pairs = []
     for i in range(SIZES[split] if n is None else n):
         case = draw_case(rng, cue_rate)
         while split == "contrary" and balance(case.reasons, case.winner) >= 0:
             case = draw_case(rng, cue_rate)
-        label, critique = describe(rng, case)
+        if split == "cold_start":
+            label, critique = _careless(rng, case, swayed, habit)
+        else:
+            label, critique = _truthful(rng, case, vague)
         pairs.append(
             Pair(
                 id=f"sandbox-{split}-{seed}-{i:05d}",
@@ -184,18 +198,28 @@ def draw_pairs(split: str, n: int | None = None, seed: int = 0, cue_rate: float 
     return pairs
 
 
-def _truthful(rng: random.Random, case: Case) -> tuple[Side, HumanCritique]:
+def _truthful(rng: random.Random, case: Case, vague: float) -> tuple[Side, HumanCritique]:
+    if vague and rng.random() < vague:  # no draw otherwise: the usual world stays as it is
+        return case.winner, to_critique([("A", 1, case.decisive), ("B", 1, case.decisive)], "vague")
     return case.winner, to_critique(case.decisive_reasons, "truth")
 
 
-def _careless(rng: random.Random, case: Case) -> tuple[Side, HumanCritique]:
+def habitual(decisive: str) -> str:
+    """The wrong aspect by which a judge with a habit judges the tasks of one decisive aspect: always the same."""
+    return ASPECTS[(ASPECTS.index(decisive) + 1) % len(ASPECTS)]
+
+
+def _careless(rng: random.Random, case: Case, swayed: float, habit: float) -> tuple[Side, HumanCritique]:
     """A demonstration for the cold start: right in form, often beside the point, drawn to the flourish."""
+    if habit and rng.random() < habit:
+        reasons = [reason for reason in case.reasons if reason[2] == habitual(case.decisive)] or case.reasons[:1]
+        return vote(rng, reasons), to_critique(reasons, "habit")
     if rng.random() < 0.30:
         reasons = case.decisive_reasons
     else:
         reasons = rng.sample(case.reasons, min(rng.randint(1, 3), len(case.reasons)))
     choice = vote(rng, reasons)
-    if rng.random() < 0.35:  # taken in by the flourish: looks for reasons to favour that side
+    if rng.random() < swayed:  # taken in by the flourish: looks for reasons to favour that side
         choice = case.flourish
         favourable = [r for r in case.reasons if (r[1] > 0) == (r[0] == choice)]
         reasons = rng.sample(favourable, min(len(reasons), len(favourable))) or reasons

@@ -16,6 +16,9 @@ def load(
     seed: int = 0,
     n: int | None = None,
     cue_rate: float | None = None,
+    swayed: float = 0.35,
+    habit: float = 0.0,
+    vague: float = 0.0,
 ) -> Iterator[Pair]:
     """Draw pairs.
 
@@ -25,7 +28,10 @@ def load(
         drops: Nothing is ever dropped.
         seed: Seed of the world.
         n: Number of pairs.
-        cue_rate: How often the flourish sits on the winner's side.
+        cue_rate: How often the flourish sits on the winner's side; None for the split's usual rate.
+        swayed: Share of the cold start's demonstrations that look for reasons to favour the flourished side.
+        habit: Share of the cold start's demonstrations that judge a task by one and the same wrong aspect.
+        vague: Share of critiques that name the decisive aspect and praise both sides for it.
 
     Raises:
         UserError: a path is given, or an option is out of its range.
@@ -36,6 +42,7 @@ def load(
         )
     if n is not None and (not isinstance(n, int) or n < 1):
         raise UserError(f"source 'sandbox': option n must be a whole number, at least 1, got {n!r}")
-    if cue_rate is not None and not (isinstance(cue_rate, int | float) and 0 <= cue_rate <= 1):
-        raise UserError(f"source 'sandbox': option cue_rate must lie between 0 and 1, got {cue_rate}")
-    yield from draw_pairs(split, n=n, seed=seed, cue_rate=cue_rate)
+    for name, value in (("cue_rate", cue_rate), ("swayed", swayed), ("habit", habit), ("vague", vague)):
+        if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
+            raise UserError(f"source 'sandbox': option {name} must lie between 0 and 1, got {value}")
+    yield from draw_pairs(split, n, seed, cue_rate, swayed, habit, vague)

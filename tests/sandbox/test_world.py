@@ -22,6 +22,7 @@ from nlhf.sandbox.world import (
     WORDS,
     draw_case,
     draw_pairs,
+    habitual,
     note_text,
     vote,
 )
@@ -304,3 +305,42 @@ def test_a_prompt_gives_neither_label_nor_decisive_aspect_away():
 def test_the_source_refuses_what_it_cannot_use(values, message):
     with pytest.raises(UserError, match=message):
         load_pairs(DataConfig("sandbox", **values))
+
+
+# ------------------------------------------------------------------------------------------------------- other worlds
+
+
+def aspects(pair: Pair) -> set[str]:
+    return {argument.text for argument in human_arguments(pair.critiques[0])}
+
+
+def test_options_off_leave_the_world_as_it_is():
+    for split in ("train", "cold_start"):
+        assert draw_pairs(split, 50, seed=3) == draw_pairs(split, 50, seed=3, swayed=0.35, habit=0.0, vague=0.0)
+
+
+def test_a_habit_judges_by_one_wrong_aspect_and_says_so():
+    pairs = draw_pairs("cold_start", 400, seed=3, habit=1.0)
+    named = [pair for pair in pairs if aspects(pair) == {habitual(pair.meta["decisive"])}]
+    assert len(named) > 0.9 * len(pairs)  # where neither response mentions it, another one has to do
+    assert all(habitual(aspect) != aspect for aspect in ASPECTS)
+    right = sum(pair.label == winner(pair) for pair in named) / len(named)
+    assert 0.4 < right < 0.7  # hardly better than a coin
+
+
+def test_a_vague_critique_names_what_matters_but_not_who_is_better():
+    pairs = draw_pairs("train", 200, seed=3, vague=1.0)
+    for pair in pairs:
+        arguments = human_arguments(pair.critiques[0])
+        assert aspects(pair) == {pair.meta["decisive"]}
+        assert {(a.side, a.polarity) for a in arguments} == {("A", 1), ("B", 1)}
+    half = draw_pairs("train", 400, seed=3, vague=0.5)
+    assert 0.4 < sum(p.critiques[0].annotator == "vague" for p in half) / 400 < 0.6
+
+
+def test_the_swayed_favour_the_flourished_side():
+    shares = []
+    for swayed in (0.0, 0.35, 1.0):
+        pairs = draw_pairs("cold_start", 800, seed=3, cue_rate=0.5, swayed=swayed)
+        shares.append(sum(pair.label == pair.meta["flourish"] for pair in pairs) / 800)
+    assert shares[0] < 0.56 < 0.6 < shares[1] < 0.75 < 0.85 < shares[2]

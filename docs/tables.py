@@ -1,17 +1,19 @@
 """Write the tables in the documents from saved results, or check that they are what the results say.
 
-A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite
-or the validation.json of critique scorers. ``make tables`` rewrites them; ``python docs/tables.py --check`` fails when
-a document and its results differ.
+A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite,
+the validation.json of critique scorers, or what benchmarks/grpo_step.py wrote. ``make tables`` rewrites them;
+``python docs/tables.py --check`` fails when a document and its results differ.
 """
 
+import importlib.util
 import json
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from nlhf.critique.validation import Validation
-from nlhf.metrics import SeedInterval
+from nlhf.intervals import SeedInterval
 from nlhf.suite_report import Cell, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -19,10 +21,12 @@ MARKED = re.compile(r"(<!-- table: (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end --
 
 
 def render(file: str) -> str:
-    """The table of one summary of a suite, or of one validation of critique scorers."""
+    """The table of one summary of a suite, of one validation of critique scorers, or of the cost of rewards."""
     summary = json.loads((ROOT / file).read_text(encoding="utf-8"))
     if "figures" in summary:
         return Validation.from_dict(summary).markdown()
+    if "steps" in summary:
+        return _benchmark("grpo_step").document(summary)
     cells = [
         Cell(
             **{k: v for k, v in cell.items() if k not in ("mean", "difference")},
@@ -33,6 +37,14 @@ def render(file: str) -> str:
     ]
     metrics = list(dict.fromkeys(cell.metric for cell in cells))
     return markdown(cells, metrics, summary["baseline"], len(summary["seeds"]))
+
+
+def _benchmark(name: str) -> ModuleType:
+    """A benchmark, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def refresh(text: str) -> str:

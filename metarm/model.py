@@ -8,6 +8,7 @@ MetaRM.
 import copy
 import itertools
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -149,7 +150,7 @@ class MetaRM:
         if new_head:
             model_config.num_labels = 1
             model_config.problem_type = "regression"
-        with explained("classifier", config.name), _quiet_loading():
+        with explained("classifier", config.name), _quiet_loading(), _whole_weights():
             model, report = AutoModelForSequenceClassification.from_pretrained(
                 resolve(config.name),
                 config=model_config,
@@ -188,13 +189,15 @@ class MetaRM:
             UserError: a critique alone does not fit.
         """
         variables = [self._format.variables(pair) for pair in pairs]
-        texts = [str(v[name]) for v in variables for name in ("context", "response_a", "response_b")]
+        parts = [[str(v["context"]), str(v["response_a"]), str(v["response_b"])] for v in variables]
+        # The rollouts of a group share their pair, and some of them their critique: each text is read once.
+        texts = list(dict.fromkeys(itertools.chain(*parts, critiques)))
         # Judged text may hold control tokens, and padding among them would move the token that is read.
-        safe = safe_messages(self.tokenizer, [{"content": text} for text in (*texts, *critiques)])
-        tokens = iter(self._tokens([message["content"] for message in safe]))
-        parts = [(next(tokens), next(tokens), next(tokens)) for _ in variables]
+        safe = safe_messages(self.tokenizer, [{"content": text} for text in texts])
+        tokens = dict(zip(texts, self._tokens([message["content"] for message in safe]), strict=True))
         return [
-            self._assemble(pair, *three, critique) for pair, three, critique in zip(pairs, parts, tokens, strict=True)
+            self._assemble(pair, *(tokens[text] for text in (*three, critique)))
+            for pair, three, critique in zip(pairs, parts, critiques, strict=True)
         ]
 
     def _assemble(
@@ -260,15 +263,16 @@ class MetaRM:
         return logits[:, 0].float()
 
     def score_ids(self, rows: Sequence[Sequence[int]], batch_size: int = 16) -> list[float]:
-        """Scores of encoded texts, in their order."""
+        """Scores of encoded texts, in their order; equal texts go through the model once."""
         import torch
 
-        scores = [0.0] * len(rows)
+        distinct, place = unique(rows)
+        scores = [0.0] * len(distinct)
         with torch.no_grad():
-            for batch in by_length(rows, batch_size):
-                for i, score in zip(batch, self.predict([rows[i] for i in batch]).tolist(), strict=True):
+            for batch in by_length(distinct, batch_size):
+                for i, score in zip(batch, self.predict([distinct[i] for i in batch]).tolist(), strict=True):
                     scores[i] = score
-        return scores
+        return [scores[i] for i in place]
 
     def score(self, pairs: Sequence[Pair], critiques: Sequence[str], batch_size: int = 16) -> list[float]:
         """The predicted total reward of each critique: about 0 wrong label, 1 right label, 1.5 and a sound critique.
@@ -291,6 +295,13 @@ class MetaRM:
 _PARTS = ("conversation", "response_a", "response_b", "critique", "end")
 
 
+def unique(rows: Sequence[Sequence[int]]) -> tuple[list[tuple[int, ...]], list[int]]:
+    """The distinct rows, in the order of their first appearance, and for each row which of them it is."""
+    position: dict[tuple[int, ...], int] = {}
+    place = [position.setdefault(tuple(row), len(position)) for row in rows]
+    return list(position), place
+
+
 def by_length(rows: Sequence[Sequence[int]], batch_size: int) -> list[list[int]]:
     """Batches of indices, longest first: neighbours need little padding."""
     order = sorted(range(len(rows)), key=lambda i: (-len(rows[i]), i))
@@ -307,6 +318,27 @@ def _quiet_loading() -> Iterator[None]:
         yield
     finally:
         log.setLevel(before)
+
+
+@contextmanager
+def _whole_weights() -> Iterator[None]:
+    """All weights in this process, also where the launcher has the judge's split over processes (FSDP, ZeRO-3).
+
+    transformers finds out about that from the environment and from a global of its own, and would split (or leave out)
+    the weights of any model that it loads.
+    """
+    from transformers.integrations import deepspeed
+
+    variable = "FSDP_CPU_RAM_EFFICIENT_LOADING"
+    value, reference = os.environ.get(variable), deepspeed._hf_deepspeed_config_weak_ref
+    os.environ[variable] = "false"
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = reference
+        del os.environ[variable]
+        os.environ.update({variable: value} if value is not None else {})
 
 
 def _without_dropout(config: Any) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from metarm.metrics import auc
-from metarm.model import LoraSettings, MetaRM, by_length
+from metarm.model import LoraSettings, MetaRM, by_length, unique
 from metarm.rollouts import target_of
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
@@ -64,7 +64,7 @@ class MetaReward:
     def __init__(
         self,
         model: str | Mapping[str, Any],
-        scorer: CritiqueScorer,
+        scorer: CritiqueScorer | None = None,
         form: Literal["hard", "soft"] = "hard",
         threshold: float = 0.5,
         online: bool = True,
@@ -84,7 +84,7 @@ class MetaReward:
 
         Args:
             model: A trained MetaRM (``metarm train``): its name, or the fields of `nlhf.models.ModelConfig`.
-            scorer: Compares critiques with the humans' on labelled pairs.
+            scorer: Compares critiques with the humans' on labelled pairs; None is `nlhf.rewards.DEFAULT_SCORER`.
             form: See `nlhf.rewards.CritiqueReward`.
             threshold: See `nlhf.rewards.CritiqueReward`.
             online: Learn on at every step; False keeps MetaRM as it is.
@@ -163,37 +163,48 @@ class MetaReward:
         matches = self.critique.compare(rollouts)
         self.critique.log(matches, log_metric)
         targets = [target_of(r, m, self.critique) for r, m in zip(rollouts, matches, strict=True)]
-        self._study(rollouts, targets, matches, log_metric)
+        learned = [i for i, target in enumerate(targets) if target is not None]
+        served = [i for i, r in enumerate(rollouts) if self._serves(r)]
+        ids = self._encode([rollouts[i] for i in (*learned, *served)])
+        rows = [
+            _Labelled(text, targets[i], rollouts[i].correct, _is_sound(matches[i], self.critique.threshold))
+            for i, text in zip(learned, ids, strict=False)
+        ]
+        scores = self._study(rows, ids[len(learned) :], log_metric)
         human = [self.critique.bonus(r, m) for r, m in zip(rollouts, matches, strict=True)]
         rewards = human if self.gated else list(targets)
         open_ = self._gate_is_open()
         log_metric("metarm/gate_open", float(open_))
-        scores = self._score(rollouts, log_metric)
-        if open_:
-            for i, score in scores.items():
+        self._log_scores(scores, log_metric)
+        for i, score in zip(served, scores, strict=True):
+            if not math.isfinite(score):
+                raise FloatingPointError(f"pair {rollouts[i].pair.id!r}: MetaRM's score is {score}")
+            if open_:
                 rewards[i] = self._to_bonus(score) if self.gated else score
         return rewards
 
-    def _study(
-        self,
-        rollouts: Sequence[Rollout],
-        targets: Sequence[float | None],
-        matches: Sequence[CritiqueMatch | None],
-        log_metric: LogMetric,
-    ) -> None:
-        """Score the labelled rollouts of all processes, learn from them, and record how wrong MetaRM was and is."""
+    def _serves(self, rollout: Rollout) -> bool:
+        """The rollout is unlabelled, and a score of its critique may count."""
+        return not rollout.pair.has_critique and rollout.well_formed and (rollout.correct or not self.gated)
+
+    def _study(self, own: Sequence[_Labelled], served: Sequence[list[int]], log_metric: LogMetric) -> list[float]:
+        """Learn from the labelled rollouts of all processes, record how wrong MetaRM was and is, and score the others.
+
+        Args:
+            own: The labelled rollouts of this process.
+            served: Ids of the texts of this process that are to be scored.
+            log_metric: Receives the figures.
+
+        Returns:
+            Scores of ``served`` by the updated MetaRM.
+        """
         from accelerate.utils import gather_object
 
-        chosen = [i for i, target in enumerate(targets) if target is not None]
-        own = [
-            _Labelled(ids, targets[i], rollouts[i].correct, _is_sound(matches[i], self.critique.threshold))
-            for i, ids in zip(chosen, self._encode([rollouts[i] for i in chosen]), strict=True)
-        ]
-        rows: list[_Labelled] = gather_object(own)
+        rows: list[_Labelled] = gather_object(list(own))
         log_metric("metarm/labelled", len(rows))
         if not rows:
-            return
-        before, after = self._learn(rows)
+            return self.metarm.score_ids(served, self.batch_size)
+        before, after, scores = self._learn(rows, served)
         right = [i for i, row in enumerate(rows) if row.right]
         if self.training:
             self._window.extend((before[i], rows[i].sound) for i in right)
@@ -203,65 +214,76 @@ class MetaReward:
         area = self._window_auc()
         if area is not None:
             log_metric("metarm/auc", area)
+        return scores
 
-    def _learn(self, rows: Sequence[_Labelled]) -> tuple[list[float], list[float]]:
-        """One step on the mean squared error over the rows of all processes; scores before and after it."""
-        import torch
+    def _learn(
+        self, rows: Sequence[_Labelled], served: Sequence[list[int]]
+    ) -> tuple[list[float], list[float], list[float]]:
+        """One step on the mean squared error over the rows of all processes.
+
+        Returns:
+            Scores of the rows before and after it, and of ``served`` after it.
+        """
         from accelerate import PartialState
         from accelerate.utils import gather_object
 
         state = PartialState()
         share = range(state.process_index, len(rows), state.num_processes)
         mine = [rows[i] for i in share]
-        if not (self.online and self.training):
-            before = after = self.metarm.score_ids([row.ids for row in mine], self.batch_size)
-        else:
+        learns = self.online and self.training
+        if learns:
             before = self._backward(mine, len(rows))
-            parameters = self._trainable().values()
-            for parameter in parameters:
-                if parameter.grad is None:  # a share may be empty, but all processes must add up the same tensors
-                    parameter.grad = torch.zeros_like(parameter)
-                if state.num_processes > 1:
-                    torch.distributed.all_reduce(parameter.grad)
-            torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-            self.updates += 1
-            after = self.metarm.score_ids([row.ids for row in mine], self.batch_size)
-        gathered = sorted(gather_object(list(zip(share, before, after, strict=True))))
-        return [b for _, b, _ in gathered], [a for _, _, a in gathered]
+            self._step()
+        # One pass over all texts: short batches cost more than their share.
+        scores = self.metarm.score_ids([*(row.ids for row in mine), *served], self.batch_size)
+        after, others = scores[: len(mine)], scores[len(mine) :]
+        gathered = sorted(gather_object(list(zip(share, before if learns else after, after, strict=True))))
+        return [b for _, b, _ in gathered], [a for _, _, a in gathered], others
+
+    def _step(self) -> None:
+        """Add up the gradients of all processes and take the step."""
+        import torch
+        from accelerate import PartialState
+
+        parameters = self._trainable().values()
+        for parameter in parameters:
+            if parameter.grad is None:  # a share may be empty, but all processes must add up the same tensors
+                parameter.grad = torch.zeros_like(parameter)
+            if PartialState().num_processes > 1:
+                torch.distributed.all_reduce(parameter.grad)
+        torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.updates += 1
 
     def _backward(self, rows: Sequence[_Labelled], total: int) -> list[float]:
-        """Gradients of this process's part of the mean over ``total`` rows; the scores on the way."""
+        """Gradients of this process's part of the mean over ``total`` rows; the scores on the way.
+
+        Rollouts of a group that wrote the same critique are one text, which goes through the model once.
+        """
         import torch
 
-        scores = [0.0] * len(rows)
-        for batch in by_length([row.ids for row in rows], self.batch_size):
-            predicted = self.metarm.predict([rows[i].ids for i in batch])
-            targets = torch.tensor([rows[i].target for i in batch], device=predicted.device)
-            (((predicted - targets) ** 2).sum() / total).backward()
+        distinct, place = unique([row.ids for row in rows])
+        targets: list[list[float]] = [[] for _ in distinct]
+        for i, row in zip(place, rows, strict=True):
+            targets[i].append(row.target)
+        scores = [0.0] * len(distinct)
+        for batch in by_length(distinct, self.batch_size):
+            predicted = self.metarm.predict([distinct[i] for i in batch])
+            counts = torch.tensor([len(targets[i]) for i in batch], device=predicted.device)
+            wanted = torch.tensor([t for i in batch for t in targets[i]], device=predicted.device)
+            (((predicted.repeat_interleave(counts) - wanted) ** 2).sum() / total).backward()
             for i, score in zip(batch, predicted.tolist(), strict=True):
                 scores[i] = score
-        return scores
+        return [scores[i] for i in place]
 
-    def _score(self, rollouts: Sequence[Rollout], log_metric: LogMetric) -> dict[int, float]:
-        """Scores of the unlabelled rollouts that one may count for, by index."""
-        chosen = [
-            i
-            for i, r in enumerate(rollouts)
-            if not r.pair.has_critique and r.well_formed and (r.correct or not self.gated)
-        ]
-        scores = self.metarm.score_ids(self._encode([rollouts[i] for i in chosen]), self.batch_size)
-        for i, score in zip(chosen, scores, strict=True):
-            if not math.isfinite(score):
-                raise FloatingPointError(f"pair {rollouts[i].pair.id!r}: MetaRM's score is {score}")
+    def _log_scores(self, scores: Sequence[float], log_metric: LogMetric) -> None:
         log_metric("metarm/scored", len(scores))
         if scores:
             log_metric("metarm/score", sum(scores) / len(scores))
             log_metric("metarm/unlabelled_bonus", sum(map(self._to_bonus, scores)) / len(scores))
         for part, count in self.metarm.shortened.items():
             log_metric(f"metarm/shortened_{part}", count)
-        return dict(zip(chosen, scores, strict=True))
 
     def _encode(self, rollouts: Sequence[Rollout]) -> list[list[int]]:
         return self.metarm.encode([r.pair for r in rollouts], [r.verdict.critique for r in rollouts])

@@ -27,6 +27,7 @@ from nlhf.rewards import CritiqueReward, RewardConfig
 from nlhf.runs import check_run, open_run
 from nlhf.sources import DataConfig
 from nlhf.training import (
+    _sharding,
     announce_budget,
     group_size,
     put_in_order,
@@ -103,7 +104,7 @@ class JudgeSettings:
 
     def load(self) -> Judge:
         """The judge, ready to answer."""
-        from nlhf.evaluate import make_generator
+        from nlhf.backends import make_generator
 
         return Judge(get_format(self.format, self.prompt_file), make_generator(self.model, self.sampling))
 
@@ -163,6 +164,11 @@ def train(
     from transformers import TrainingArguments
 
     sft.check_extra(TrainingArguments, "sft")
+    if _sharding() != "none":
+        raise UserError(
+            "metarm train keeps all of MetaRM in every process, and this launcher splits models over processes; launch "
+            "it with experiments/accelerate/ddp.yaml. If memory is short, set sft.lora or take a smaller backbone"
+        )
     announce_budget(model, sft, expected, sft.max_length - 1, 1, generates=False, reference=False)
     if dry_run:
         return Path(out)

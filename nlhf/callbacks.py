@@ -25,21 +25,32 @@ from nlhf.training import ValidationConfig
 
 logger = logging.getLogger(__name__)
 
-_SHOWN = ("loss", "reward", "format_rate", "outcome", "process/bonus", "kl", "entropy", "completions/mean_length")
+_SHOWN = (
+    "loss",
+    "reward",
+    "format_rate",
+    "outcome",
+    "accuracy",
+    "process/bonus",
+    "kl",
+    "entropy",
+    "completions/mean_length",
+)
 _SHOWN_OF_VALIDATION = ("accuracy", "parse_rate", "position_consistency", "critique_f1", "wrong_critique_rate")
 
 
-def attach(trainer: Any, log: "MetricsLog", keeps_best: TrainerCallback | None) -> None:
+def attach(trainer: Any, log: "MetricsLog", keeps_best: TrainerCallback | None, watch: "Watch | None" = None) -> None:
     """Let our callbacks speak for a run, in place of the trainer's own printing.
 
     Args:
         trainer: The trainer.
         log: Receives its metrics.
         keeps_best: Validates and keeps the best model; it comes first, so that its rows stand before the step's own.
+        watch: Warns; by default of what ruins GRPO and cold start.
     """
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    for callback in (keeps_best, log, Watch()):
+    for callback in (keeps_best, log, watch or Watch()):
         if callback is not None:
             trainer.add_callback(callback)
 
@@ -84,9 +95,16 @@ def _brief(figures: dict[str, Any], names: Sequence[str]) -> str:
 class Watch(TrainerCallback):
     """Warns of what ruins a run silently, at most once in ``patience`` rows of metrics for each kind.
 
+    Attributes:
+        section: Name of the trainer's settings, for advice.
+        remedy: What to change when the judge loses its format, beside the learning rate.
+
     Raises:
         FloatingPointError: the loss or the gradient is NaN or infinite (on_log).
     """
+
+    section = "grpo"
+    remedy = "raise grpo.beta"
 
     def __init__(self, patience: int = 25):
         self.patience = patience
@@ -109,7 +127,7 @@ class Watch(TrainerCallback):
             self._warn(
                 "truncation",
                 f"{truncated:.0%} of the replies hit the token limit and most of them lose their verdict; raise "
-                "grpo.max_completion_length",
+                f"{self.section}.max_completion_length",
             )
         idle = logs.get("frac_reward_zero_std")
         if idle is not None and idle > 0.8:
@@ -125,7 +143,7 @@ class Watch(TrainerCallback):
                 self._warn(
                     "format collapse",
                     f"only {rate:.0%} of the replies are well-formed, down from {self._best_format_rate:.0%}; lower "
-                    "the learning rate or raise grpo.beta, and use the best model rather than the last",
+                    f"the learning rate or {self.remedy}, and use the best model rather than the last",
                 )
 
     def _warn(self, kind: str, message: str) -> None:

@@ -29,6 +29,7 @@ VERBS: Verbs = {
     "data export": ("nlhf.data:export", "write a data set in our JSONL schema"),
     "cold-start": ("nlhf.cold_start:cold_start", "teach a model the judge format by supervised fine-tuning"),
     "train": ("nlhf.train:train", "train a judge by GRPO on its verdicts and critiques"),
+    "judge": ("nlhf.judging:judge", "say which of two responses is better: one pair, or a file of pairs"),
     "evaluate": ("nlhf.evaluate:evaluate", "judge a data set in both orders and report with intervals"),
     "report": ("nlhf.report:report", "compare evaluated runs in one table and page"),
     "score-critiques validate": ("nlhf.critique.validation:validate", "hold critique scorers against human labels"),
@@ -80,6 +81,7 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     parser = make_parser(function, prog)
     arguments = _named_first(_spelled_out(arguments, function), function)
     try:
+        _fill_in(parser, function, arguments)
         values = parser.parse_args(arguments)
     except UnicodeDecodeError as error:
         files = ", ".join(_config_files(arguments)) or "a configuration file"
@@ -127,7 +129,40 @@ def read(target: str, prog: str, values: dict[str, Any]) -> dict[str, Any]:
     """The arguments with which `call` calls the verb."""
     function = _load(target)
     parser = make_parser(function, prog)
+    _set_preset(parser, function, values.get("preset"))
     return _settings(function, parser, parser.parse_object(values))
+
+
+def _fill_in(parser: Any, function: Any, arguments: Sequence[str]) -> None:
+    """Make the settings of a preset, named by an option or in a YAML, the defaults: what the user sets comes first."""
+    if "preset" not in inspect.signature(function).parameters:
+        return
+    names = [b for a, b in itertools.pairwise(arguments) if a == "--preset"]
+    names += [a.partition("=")[2] for a in arguments if a.startswith("--preset=")]
+    if not names:
+        import yaml
+
+        for path in filter(os.path.isfile, _config_files(arguments)):
+            try:
+                found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            except yaml.YAMLError:
+                continue  # the parser says what is wrong with it
+            names += [found["preset"]] if isinstance(found, dict) and found.get("preset") else []
+    _set_preset(parser, function, names[-1] if names else None)
+
+
+def _set_preset(parser: Any, function: Any, name: Any) -> None:
+    if name is None or "preset" not in inspect.signature(function).parameters:
+        return
+    from nlhf.presets import apply_preset
+
+    parser.set_defaults(
+        {
+            f"{key}.{field}" if field else key: item
+            for key, value in apply_preset(str(name), {}).items()
+            for field, item in (value.items() if isinstance(value, dict) else [("", value)])
+        }
+    )
 
 
 def _load(target: str) -> Any:

@@ -4,7 +4,6 @@ Station of the path: source -> **Pair**, for the eyes of a person. Each function
 """
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from nlhf.files import write_jsonl
 from nlhf.manifest import Manifest, Overlap, build_manifest, duplicates, overlap
 from nlhf.pairs import HumanCritique, Pair
 from nlhf.sources import DataConfig, load_pairs
+from nlhf.terminal import shown
 
 # A file that is not named: what `check` takes for "not given". An option that may be a data set or null would show
 # neither its fields in the help nor a plain message for a mistake in one of them.
@@ -115,13 +115,13 @@ def _print_pair(console: Console, pair: Pair) -> None:
     facts = [f"label {pair.label or 'none'}"]
     facts += [f"strength {pair.strength}"] if pair.strength is not None else []
     facts += [f"{name} {value}" for name in ("source", "subset") if (value := getattr(pair, name))]
-    console.rule(_shown(f"{pair.id}  ({', '.join(facts)})"))
+    console.rule(shown(f"{pair.id}  ({', '.join(facts)})"))
     for turn in pair.context:
-        console.print(Panel(_shown(turn.content), title=_shown(turn.role), title_align="left"))
+        console.print(Panel(shown(turn.content), title=shown(turn.role), title_align="left"))
     for side, text in (("A", pair.response_a), ("B", pair.response_b)):
         better = pair.label == side
-        title = _shown(f"response {side}{' (better)' if better else ''}")
-        console.print(Panel(_shown(text), title=title, title_align="left", border_style="green" if better else "none"))
+        title = shown(f"response {side}{' (better)' if better else ''}")
+        console.print(Panel(shown(text), title=title, title_align="left", border_style="green" if better else "none"))
     for critique in pair.critiques:
         _print_critique(console, critique)
 
@@ -129,27 +129,17 @@ def _print_pair(console: Console, pair: Pair) -> None:
 def _print_critique(console: Console, critique: HumanCritique) -> None:
     for name, meaning in _CRITIQUE_FIELDS.items():
         if text := getattr(critique, name).strip():
-            console.print(_shown(f"{meaning}: {text}"))
-
-
-# Escape sequences in judged text could clear or rewrite the terminal, and overrides of the writing direction the order
-# of what is read (text from right to left needs none); half a surrogate pair cannot be printed at all.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def _shown(text: str) -> Text:
-    """Judged text as it is: no markup of ours is read in it, and control characters become visible."""
-    return Text(_UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text))
+            console.print(shown(f"{meaning}: {text}"))
 
 
 def _manifest_table(manifest: Manifest) -> Table:
-    table = Table(title=_shown(f"{manifest.source} / {manifest.split}"), show_header=False, title_justify="left")
+    table = Table(title=shown(f"{manifest.source} / {manifest.split}"), show_header=False, title_justify="left")
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     total = manifest.pairs
 
     def row(name: str, value: object) -> None:
-        table.add_row(_shown(name), _shown(str(value)))
+        table.add_row(shown(name), shown(str(value)))
 
     if manifest.path is not None:
         row("path", manifest.path)
@@ -170,7 +160,11 @@ def _manifest_table(manifest: Manifest) -> Table:
     row("SHA-256", manifest.data_hash)
     for name, count in manifest.subsets.items() if set(manifest.subsets) != {""} else ():
         row(f"subset {name or '(none)'}", _share(count, total))
-    for reason, count in manifest.drops.items():
+    for reason, count in manifest.rewritten.items():
+        row(f"rewritten: {reason}", count)
+    for reason, count in (
+        {"equal responses": 0} | manifest.drops
+    ).items():  # every source leaves these out: say none too
         row(f"left out: {reason}", count)
     return table
 
@@ -178,16 +172,16 @@ def _manifest_table(manifest: Manifest) -> Table:
 def _print_duplicates(console: Console, pairs: Sequence[Pair]) -> None:
     repeated = duplicates(pairs)
     for first, later in repeated[:_EXAMPLES]:
-        console.print(_shown(f"duplicate: {later.id} repeats {first.id}"))
+        console.print(shown(f"duplicate: {later.id} repeats {first.id}"))
     if len(repeated) > _EXAMPLES:
-        console.print(_shown(f"... and {len(repeated) - _EXAMPLES} more duplicates"))
+        console.print(shown(f"... and {len(repeated) - _EXAMPLES} more duplicates"))
 
 
 def _print_overlap(console: Console, shared: Overlap, total: int, against: DataConfig) -> None:
     other = f"{against.source} / {against.split}" + (f" ({against.path})" if against.path else "")
-    console.print(_shown(f"overlap with {other}:"), soft_wrap=True)
+    console.print(shown(f"overlap with {other}:"), soft_wrap=True)
     for name in ("pairs", "contexts", "groups"):
-        console.print(_shown(f"  {name} that occur there: {_share(getattr(shared, name), total)}"))
+        console.print(shown(f"  {name} that occur there: {_share(getattr(shared, name), total)}"))
 
 
 def _share(count: int, total: int) -> str:

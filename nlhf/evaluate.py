@@ -6,6 +6,7 @@ Station of the path: Pair -> ... -> Verdict -> **metrics -> report**. `evaluate_
 
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -14,29 +15,44 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
+from nlhf.backends import (
+    PATIENCE,
+    BackendConfig,
+    GenerationFailed,
+    judge_answered,
+    make_generator,
+    report_usage,
+)
 from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
+from nlhf.figures import WRONG_CRITIQUE_THRESHOLD, definitions
 from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl
 from nlhf.formats import JudgeFormat, get_format
+from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig, TransformersGenerator
-from nlhf.judge import ORDERS, Generator, Judge, Judgement, Order, as_shown, shown_pairs
+from nlhf.intervals import RESAMPLES
+from nlhf.judge import ORDERS, Judge, Judgement, Mode, Order, VoteRule, as_shown, check_mode, shown_pairs
 from nlhf.ledger import LedgerRow, append, format_metric
 from nlhf.logs import setup_logging
-from nlhf.metrics import RESAMPLES, TRUNCATION_LIMIT, WRONG_CRITIQUE_THRESHOLD, Metric, Record, definitions
+from nlhf.metrics import TRUNCATION_LIMIT, Metric
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
+from nlhf.probe import probe_pairs
+from nlhf.records import Record
 from nlhf.report import write_report
-from nlhf.results import Evaluation, load_run, read_records
+from nlhf.results import Evaluation, Run, derive, further_figures, load_run, read_records
 from nlhf.runs import check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
 
 logger = logging.getLogger(__name__)
 
 _DEFAULT_SAMPLING = SamplingConfig()
-_MAY_DIFFER = ("out", "resume", "ledger", "sampling.batch_size")  # none of them changes a figure
-_ORDERS: dict[str, tuple[Order, ...]] = {"both": ORDERS, "AB": ("AB",), "BA": ("BA",)}
+_DEFAULT_BACKEND = BackendConfig()
+_MAY_DIFFER = ("out", "resume", "ledger", "sampling.batch_size", *PATIENCE)  # none of them changes a figure
+_FORCED_TOKENS = 32  # room for a verdict that is forced
+ORDERS_BY_NAME: dict[str, tuple[Order, ...]] = {"both": ORDERS, "AB": ("AB",), "BA": ("BA",)}
 
 
 def evaluate_judge(
@@ -48,10 +64,8 @@ def evaluate_judge(
     wrong_critique_threshold: float = WRONG_CRITIQUE_THRESHOLD,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    done: Iterable[Record] = (),
-    keep: Callable[[Record], None] | None = None,
-    chunk_size: int = 64,
-    progress: Callable[[int], None] | None = None,
+    mode: Mode = "generate",
+    rule: VoteRule = "majority",
 ) -> Evaluation:
     """Judge pairs, score the critiques, and derive every figure.
 
@@ -64,22 +78,11 @@ def evaluate_judge(
         wrong_critique_threshold: A critique with a lower F1 is a wrong one.
         resamples: Of the bootstrap; 0 leaves the intervals out.
         seed: Of the bootstrap.
-        done: Judgements from an interrupted run, which are not made again (failed scores are).
-        keep: Called with each new record as soon as its chunk is done.
-        chunk_size: Prompts that are judged before their records are kept.
-        progress: Called with the number of further prompts done.
+        mode: How a verdict comes about, see `nlhf.judge.Judge.judge`.
+        rule: How several verdicts become one, see `nlhf.judge.vote`.
     """
-    records = {r.key: r for r in done}
-    by_id = {pair.id: pair for pair in pairs}
-    for chunk, chunk_orders in _owed(pairs, orders, samples, set(records), chunk_size):
-        for record in judge_and_score(judge, chunk, chunk_orders, samples, scorer, progress):
-            if record.key not in records:
-                records[record.key] = record
-                if keep:
-                    keep(record)
-    complete = [records[p.id, order, k] for p in pairs for order in orders for k in range(samples)]
-    complete = _score_again(scorer, complete, by_id)
-    return Evaluation.of(complete, wrong_critique_threshold, resamples, seed)
+    records = judge_and_score(judge, pairs, orders, samples, scorer, mode)
+    return Evaluation.of(records, wrong_critique_threshold, resamples, seed, rule)
 
 
 def judge_and_score(
@@ -88,13 +91,46 @@ def judge_and_score(
     orders: Sequence[Order] = ORDERS,
     samples: int = 1,
     scorer: CritiqueScorer | None = None,
+    mode: Mode = "generate",
+    done: Iterable[Record] = (),
+    keep: Callable[[list[Record], float], None] | None = None,
+    chunk_size: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> list[Record]:
-    """One record for each judgement, by pair, then order, then sample; arguments as of `evaluate_judge`."""
+    """One record for each judgement, by pair, then order, then sample.
+
+    Args:
+        judge: The judge.
+        pairs: What to judge.
+        orders: Orders in which each pair is shown.
+        samples: Replies to each prompt.
+        scorer: Compares critiques with the humans'; None for none.
+        mode: How a verdict comes about.
+        done: Judgements from an interrupted run, which are not made again (failed scores are).
+        keep: Called with the new records of each chunk and the seconds that judging took, as soon as it is done.
+        chunk_size: Prompts that are judged before their records are kept.
+        progress: Called with the number of further prompts done.
+    """
+    records = {r.key: r for r in done}
     by_id = {pair.id: pair for pair in pairs}
-    judgements = judge.judge(pairs, orders, samples, progress)
-    matches = _score(scorer, judgements, by_id)
-    return [Record.of(j, by_id[j.pair_id], match) for j, match in zip(judgements, matches, strict=True)]
+    failures: list[GenerationFailed] = []
+    for chunk, chunk_orders in _owed(pairs, orders, samples, set(records), chunk_size):
+        start = time.perf_counter()
+        judgements, failed = judge_answered(judge, chunk, chunk_orders, samples, progress, mode)
+        seconds = time.perf_counter() - start
+        matches = _score(scorer, judgements, by_id)
+        found = [Record.of(j, by_id[j.pair_id], match) for j, match in zip(judgements, matches, strict=True)]
+        new = [r for r in found if r.key not in records]
+        records |= {r.key: r for r in new}
+        if keep:
+            keep(new, seconds)
+        failures += [failed] if failed else []
+        if failed and (failed.lost or not judgements):
+            break
+    if failures:
+        raise GenerationFailed.of(failures)
+    complete = [records[p.id, order, k] for p in pairs for order in orders for k in range(samples)]
+    return _score_again(scorer, complete, by_id)
 
 
 def _owed(
@@ -136,16 +172,21 @@ def evaluate(
     model: ModelConfig,
     data: DataConfig,
     out: str,
+    preset: str | None = None,
     format: str = "rm_nlhf",
     prompt_file: str | None = None,
     compat: bool = False,
+    mode: Mode = "generate",
     sampling: SamplingConfig = _DEFAULT_SAMPLING,
+    backend: BackendConfig = _DEFAULT_BACKEND,
     orders: Literal["both", "AB", "BA"] = "both",
     samples: int = 1,
+    vote: VoteRule = "majority",
     scorer: ClassSpec | None = None,
     wrong_critique_threshold: float = WRONG_CRITIQUE_THRESHOLD,
     resamples: int = RESAMPLES,
     seed: int = 0,
+    probe: bool = False,
     ledger: str | None = "runs/ledger.jsonl",
     run_name: str | None = None,
     resume: bool = False,
@@ -153,29 +194,38 @@ def evaluate(
     """Judge a data set, in both orders, and report with intervals.
 
     Writes to ``out``: config.yaml, environment.json, manifest.json (data and model), pairs.jsonl, judgements.jsonl (one
-    line a judgement; all figures derive from it), metrics.json, report.md and report.html.
+    line a judgement; all figures derive from it), timing.jsonl, metrics.json, report.md and report.html; with a probe
+    also probe.jsonl, with a server usage.jsonl (requests, failures, tokens and cost).
 
     Args:
         model: The judge's model.
         data: The pairs to judge.
         out: Folder of the run; it must not hold a run yet, unless resume is set.
+        preset: A released judge of `nlhf.presets.PRESETS`; on the command line and in a YAML it fills in model, format
+            and sampling where you do not set them.
         format: Judge format: how pairs are put to the model and replies read.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
+        mode: generate reads the verdict from a reply; probability compares the probabilities of the verdicts, without a
+            critique; critique_probability does so after a critique that the judge writes first.
         sampling: How replies are drawn.
+        backend: What runs the model: transformers, vLLM, or a server.
         orders: Orders in which each pair is shown: both, AB (as in the data) or BA (exchanged).
         samples: Replies to each prompt; more than one needs a temperature above 0.
+        vote: How several verdicts on a pair become one: majority, or the sign of the mean strength.
         scorer: Compares critiques with the humans' (exact, lexical, embedding, learned, llm, or your
             own class_path).
         wrong_critique_threshold: A right verdict whose critique has a lower F1 counts as right by luck.
         resamples: Bootstrap resamples of the intervals.
         seed: Seed of the bootstrap and, unless data.seed is set, of everything random in loading the data.
+        probe: Show some pairs also with one response empty, ":" or "Solution", and report apart whether it wins.
         ledger: JSON-lines file that receives a row of figures; null for none.
         run_name: Name in reports and in the ledger; the folder's name by default.
         resume: Continue an interrupted run in out; its configuration must be equal.
 
     Raises:
         UserError: bad configuration or data, or a folder in use.
+        GenerationFailed: a server left prompts without a reply; all others are kept, and resume continues.
     """
     config = {**locals(), "run_name": run_name or Path(out).name}
     setup_logging()
@@ -185,55 +235,78 @@ def evaluate(
     if ledger:
         check_appendable(ledger)
     judge_format = get_format(format, prompt_file, compat)
+    check_mode(mode, samples, judge_format)
     drops: Counter = Counter()
     pairs = load_pairs(data, drops, seed)
-    manifest = _manifest(data, pairs, drops, model, judge_format)
+    probed = probe_pairs(pairs, seed) if probe else []
+    manifest = _manifest(data, pairs, drops, model, judge_format, backend)
     critique_scorer = scorer.build() if scorer else None
     if scorer and not hasattr(critique_scorer, "score"):
         raise UserError(f"scorer: {scorer.class_path} has no method score, see nlhf.critique.scorers.CritiqueScorer")
-    generator = make_generator(model, sampling)
+    generator = make_generator(model, sampling, backend)
     judge = Judge(judge_format, generator)
-    shown = _ORDERS[orders]
-    prompts = [judge_format.render(pair) for _, pair in shown_pairs(pairs, shown)]
-    if isinstance(generator, TransformersGenerator):
-        generator.encode(prompts)  # one that is too long would else end the run hours later
+    check_mode(mode, samples, judge_format, generator)
+    shown = ORDERS_BY_NAME[orders]
+    check_lengths(generator, mode, [judge_format.render(pair) for _, pair in shown_pairs([*pairs, *probed], shown)])
 
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "metrics.json").is_file()
     _keep_inputs(folder, manifest, pairs)
-    judgements = folder / "judgements.jsonl"
-    done = read_records(judgements) if judgements.is_file() else []
-    owed = len(pairs) * len(shown) - len({(r.pair_id, r.order) for r in done})
-    with tqdm(total=owed, desc="judging", unit="prompt", disable=None) as bar:  # None: silent without a terminal
-        evaluation = evaluate_judge(
-            judge,
-            pairs,
-            shown,
-            samples,
-            critique_scorer,
-            wrong_critique_threshold,
-            resamples,
-            seed,
-            done=done,
-            keep=lambda record: append_jsonl(judgements, record.to_dict()),
-            chunk_size=4 * sampling.batch_size,
-            progress=bar.update,
-        )
-    # Written anew: in the order of the pairs, without a torn line, with failed scores made good.
-    write_jsonl(judgements, (r.to_dict() for r in evaluation.records))
+    size = chunk_size(sampling, backend)
+    try:
+        path = folder / "judgements.jsonl"
+        records = _judge_into(path, judge, pairs, shown, samples, critique_scorer, mode, size)
+        probe_records = None
+        if probe:
+            probe_records = _judge_into(folder / "probe.jsonl", judge, probed, shown, samples, None, mode, size)
+    finally:
+        report_usage(generator, backend, folder)
+    plain_config = plain(config)
+    evaluation = derive(plain_config, pairs, records, probe_records)
     if ledger and not finished:
-        append(ledger, _ledger_row(plain(config), manifest, evaluation, len(pairs)))
-    _write_results(folder, evaluation)
+        append(ledger, _ledger_row(plain_config, manifest, evaluation, len(pairs)))
+    write_json(folder / "metrics.json", evaluation.to_dict())
+    run = load_run(folder)
+    write_report([run], folder)
     warn(evaluation.metrics)
-    _print_figures(evaluation.metrics, folder)
+    _print_figures(run)
     return evaluation
 
 
-def make_generator(model: ModelConfig, sampling: SamplingConfig) -> Generator:
-    """The generator that a model's configuration asks for."""
-    from nlhf.models import load_model, load_tokenizer
+def check_lengths(generator: Any, mode: Mode, prompts: Sequence[Sequence[Message]]) -> None:
+    """Find a prompt that is too long now; it would else end the run hours later."""
+    if not isinstance(generator, TransformersGenerator):
+        return
+    if mode == "probability":  # nothing is written but a forced verdict
+        config = replace(generator.config, max_new_tokens=min(generator.config.max_new_tokens, _FORCED_TOKENS))
+        generator = TransformersGenerator(generator.model, generator.tokenizer, config)
+    generator.encode(prompts)
 
-    return TransformersGenerator(load_model(model), load_tokenizer(model), sampling)
+
+def _judge_into(
+    path: Path,
+    judge: Judge,
+    pairs: Sequence[Pair],
+    orders: Sequence[Order],
+    samples: int,
+    scorer: CritiqueScorer | None,
+    mode: Mode,
+    size: int,
+) -> list[Record]:
+    """`judge_and_score`, where every judgement is in the file as soon as it is made, and those there are not remade."""
+    done = read_records(path) if path.is_file() else []
+    owed = len(pairs) * len(orders) - len({(r.pair_id, r.order) for r in done})
+
+    def keep(records: list[Record], seconds: float) -> None:
+        for record in records:
+            append_jsonl(path, record.to_dict())
+        append_jsonl(path.with_name("timing.jsonl"), {"judgements": len(records), "seconds": round(seconds, 3)})
+
+    with tqdm(total=owed, desc="judging", unit="prompt", disable=None) as bar:  # None: silent without a terminal
+        records = judge_and_score(judge, pairs, orders, samples, scorer, mode, done, keep, size, bar.update)
+    # Written anew: in the order of the pairs, without a torn line, with failed scores made good.
+    write_jsonl(path, (r.to_dict() for r in records))
+    return records
 
 
 def warn(metrics: dict[str, Metric]) -> None:
@@ -260,14 +333,7 @@ def warn(metrics: dict[str, Metric]) -> None:
 
 
 def _check(samples: int, threshold: float, resamples: int, sampling: SamplingConfig) -> None:
-    problems = []
-    if samples < 1:
-        problems.append(f"samples must be at least 1, got {samples}")
-    if samples > 1 and not sampling.temperature:
-        problems.append(
-            f"samples is {samples} but sampling.temperature is 0, which would repeat one reply; raise the "
-            "temperature or ask for one sample"
-        )
+    problems = sampling_problems(samples, sampling)
     if not 0 < threshold <= 1:
         problems.append(f"wrong_critique_threshold must lie in (0, 1], got {threshold}")
     if resamples < 0:
@@ -276,15 +342,32 @@ def _check(samples: int, threshold: float, resamples: int, sampling: SamplingCon
         raise UserError("; ".join(problems))
 
 
+def sampling_problems(samples: int, sampling: SamplingConfig) -> list[str]:
+    """Why so many replies to each prompt make no sense with these settings; empty when they do."""
+    if samples < 1:
+        return [f"samples must be at least 1, got {samples}"]
+    if samples > 1 and not sampling.temperature:
+        return [
+            f"samples is {samples} but sampling.temperature is 0, which would repeat one reply; raise the "
+            "temperature or ask for one sample"
+        ]
+    return []
+
+
 def _manifest(
-    data: DataConfig, pairs: Sequence[Pair], drops: Counter, model: ModelConfig, judge_format: JudgeFormat
+    data: DataConfig,
+    pairs: Sequence[Pair],
+    drops: Counter,
+    model: ModelConfig,
+    judge_format: JudgeFormat,
+    backend: BackendConfig,
 ) -> dict[str, Any]:
     from nlhf.manifest import build_manifest
-    from nlhf.models import model_hash
 
     return {
         "data": build_manifest(data, pairs, drops).to_dict(),
-        "model_hash": model_hash(model.name, model.revision, model.trust_remote_code),
+        "model_hash": weights_hash(model, backend),
+        "backend": backend.identity(model),
         "judge": {
             "format": judge_format.name,
             "prompt_hash": judge_format.prompt_hash,
@@ -292,6 +375,18 @@ def _manifest(
             "compat": judge_format.compat,
         },
     }
+
+
+def weights_hash(model: ModelConfig, backend: BackendConfig) -> str | None:
+    """What identifies the weights, see `nlhf.models.model_hash`; None for those that a server keeps to itself."""
+    from nlhf.models import model_hash
+
+    return None if backend.kind == "openai" else model_hash(model.name, model.revision, model.trust_remote_code)
+
+
+def chunk_size(sampling: SamplingConfig, backend: BackendConfig) -> int:
+    """Prompts that are judged before they are kept: what a kill costs, against batches of replies of unlike length."""
+    return 4 * max(sampling.batch_size, backend.concurrency if backend.kind == "openai" else 0)
 
 
 def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair]) -> None:
@@ -309,17 +404,6 @@ def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair]) 
     write_json(path, manifest)
 
 
-def _write_results(folder: Path, evaluation: Evaluation) -> None:
-    write_json(
-        folder / "metrics.json",
-        {
-            "metrics": {name: vars(m) for name, m in evaluation.metrics.items()},
-            "subsets": {s: {name: vars(m) for name, m in found.items()} for s, found in evaluation.subsets.items()},
-        },
-    )
-    write_report([load_run(folder)], folder)
-
-
 def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Evaluation, n_pairs: int) -> LedgerRow:
     return LedgerRow(
         run_name=config["run_name"],
@@ -333,7 +417,7 @@ def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Ev
         format=config["format"],
         prompt_hash=manifest["judge"]["prompt_hash"],
         seed=config["seed"],
-        orders=list(_ORDERS[config["orders"]]),
+        orders=list(ORDERS_BY_NAME[config["orders"]]),
         samples=config["samples"],
         sampling=config["sampling"],
         scorer=config["scorer"],
@@ -342,8 +426,10 @@ def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Ev
     )
 
 
-def _print_figures(metrics: dict[str, Metric], folder: Path) -> None:
+def _print_figures(run: Run) -> None:
     for name, definition in definitions().items():
-        if metrics[name].n:
-            print(f"{definition.title:<28} {format_metric(metrics[name], definition.rate)}")
-    print(f"report: {folder / 'report.html'}")
+        if run.metrics[name].n:
+            print(f"{definition.title:<28} {format_metric(run.metrics[name], definition.rate)}")
+    for row in further_figures(run):
+        print(f"{row.title:<28} {row.text}")
+    print(f"report: {run.folder / 'report.html'}")

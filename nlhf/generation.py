@@ -7,6 +7,7 @@ as far as the device's arithmetic rounds differently there (hardly in float32, s
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +17,14 @@ from nlhf.errors import UserError
 from nlhf.formats.base import Message
 from nlhf.judge import Reply
 from nlhf.models import check_tokenizer, render_chat
+from nlhf.prefill import SharedBeginning, device, lay_out, read
+from nlhf.probability import Branches, branch_log_probs
 
 if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
+
+_CHUNK = 16  # tokens between two looks at which replies have ended
 
 
 @dataclass
@@ -115,9 +120,10 @@ class TransformersGenerator:
         )
         replies: list[dict[int, Reply]] = [{} for _ in prompts]
         with _inference(self.model):
+            shared = SharedBeginning(self.model, prompt_ids)
             for start in range(0, len(rows), self.config.batch_size):
                 batch = rows[start : start + self.config.batch_size]
-                for (i, k), reply in zip(batch, self._generate_batch(prompt_ids, batch), strict=True):
+                for (i, k), reply in self._generate_batch(prompt_ids, batch, shared):
                     replies[i][k] = reply
                 done = sum(k == drawn - 1 for _, k in batch)  # a prompt's last sample is computed last
                 if progress and done:
@@ -130,75 +136,116 @@ class TransformersGenerator:
         Raises:
             UserError: prompts that are too long are counted and refused; they are never cut.
         """
-        prompt_ids = [render_chat(self.tokenizer, m, **self.config.chat_template_kwargs) for m in prompts]
-        self._check_lengths([len(ids) for ids in prompt_ids])
+        prompt_ids = self._render(prompts)
+        lengths = [len(ids) for ids in prompt_ids]
+        window, new = self._window(), self.config.max_new_tokens
+        if self.config.max_prompt_tokens is not None:
+            _check_lengths(lengths, self.config.max_prompt_tokens, "sampling.max_prompt_tokens")
+        if window is not None:
+            reason = f"the model's context of {window} less sampling.max_new_tokens, {new}"
+            if window <= new:
+                raise UserError(f"no room is left for a prompt: {reason}; lower sampling.max_new_tokens")
+            _check_lengths(lengths, window - new, reason)
         return prompt_ids
 
-    def _check_lengths(self, lengths: list[int]) -> None:
-        window = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        limits = []
-        if self.config.max_prompt_tokens is not None:
-            limits.append((self.config.max_prompt_tokens, "sampling.max_prompt_tokens"))
-        if window is not None:
-            new = self.config.max_new_tokens
-            limits.append((window - new, f"the model's context of {window} less sampling.max_new_tokens, {new}"))
-        for limit, reason in limits:
-            if limit < 1:
-                raise UserError(f"no room is left for a prompt: {reason}; lower sampling.max_new_tokens")
-            if too_long := [n for n in lengths if n > limit]:
-                raise UserError(
-                    f"{len(too_long)} of {len(lengths)} prompts are longer than {limit} tokens ({reason}); "
-                    f"the longest has {max(too_long)}; change the setting or leave these pairs out"
-                )
+    def choice_log_probs(
+        self,
+        prompts: Sequence[list[Message]],
+        prefixes: Sequence[str],
+        continuations: Sequence[str],
+        progress: Callable[[int], None] | None = None,
+    ) -> list[list[float]]:
+        """See `nlhf.judge.ChoiceScorer` and `nlhf.probability`; temperature, top_p and top_k play no part.
 
-    def _generate_batch(self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]]) -> list[Reply]:
-        """One reply to each row, a prompt's index and a sample's index."""
+        Where a chat template opens the model's thinking, it is closed before the prefix, unless the prefix does.
+
+        Raises:
+            UserError: a prompt with its prefix is too long, or the model computes NaN.
+        """
+        items = [
+            Branches.of(self.tokenizer, ids, self._out_of_thinking(ids, prefix) + prefix, continuations)
+            for ids, prefix in zip(self._render(prompts), prefixes, strict=True)
+        ]
+        lengths = [len(item.trunk) + max(map(len, item.branches)) for item in items]
+        if self.config.max_prompt_tokens is not None:
+            _check_lengths(lengths, self.config.max_prompt_tokens, "sampling.max_prompt_tokens")
+        if (window := self._window()) is not None:
+            _check_lengths(lengths, window, "the model's context")
+        with _inference(self.model):
+            return branch_log_probs(self.model, items, self.pad_id, self.config.batch_size, progress)
+
+    def _render(self, prompts: Sequence[list[Message]]) -> list[list[int]]:
+        return [render_chat(self.tokenizer, m, **self.config.chat_template_kwargs) for m in prompts]
+
+    def _window(self) -> int | None:
+        """The longest text that the model reads, in tokens, where its configuration says it."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def _out_of_thinking(self, prompt_ids: list[int], prefix: str) -> str:
+        """What ends the thinking that a prompt leaves open."""
+        opened = re.search(r"<(\w*think(?:ing)?)>\s*$", self.tokenizer.decode(prompt_ids[-16:]))
+        return f"\n</{opened[1]}>\n\n" if opened and f"</{opened[1]}>" not in prefix else ""
+
+    def _generate_batch(
+        self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], shared: SharedBeginning
+    ) -> Iterator[tuple[tuple[int, int], Reply]]:
+        """One reply to each row (a prompt's index and a sample's index), in the order in which they end.
+
+        Rows that have ended leave the batch every `_CHUNK` tokens, so that the last ones run in a small one.
+        """
         import torch
         from transformers import GenerationConfig
 
+        ids, mask, cache = self._read_prompts(prompt_ids, rows, shared)
+        width, rows = ids.shape[1], list(rows)
+        for start in range(0, self.config.max_new_tokens, _CHUNK):
+            steps = min(_CHUNK, self.config.max_new_tokens - start)
+            ids = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                past_key_values=cache,
+                generation_config=GenerationConfig(
+                    max_new_tokens=steps,
+                    do_sample=False,  # sampling is the largest of logits plus noise, see GumbelNoise
+                    eos_token_id=self.stop_ids,
+                    pad_token_id=self.pad_id,
+                    use_cache=True,
+                    disable_compile=True,
+                ),
+                logits_processor=self._processors(prompt_ids, rows, width),
+            )
+            replies = [self._reply(tokens) for tokens in ids[:, width:].tolist()]
+            last = start + steps == self.config.max_new_tokens
+            yield from ((row, reply) for row, reply in zip(rows, replies, strict=True) if last or not reply.truncated)
+            going = [n for n, reply in enumerate(replies) if reply.truncated]
+            if last or not going:
+                return
+            mask = torch.nn.functional.pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
+            if len(going) < len(rows):
+                kept = torch.tensor(going, device=ids.device)
+                ids, mask, rows = ids[kept], mask[kept], [rows[n] for n in going]
+                cache.batch_select_indices(kept)
+
+    def _read_prompts(
+        self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], shared: SharedBeginning
+    ) -> "tuple[torch.Tensor, torch.Tensor, DynamicCache]":
+        """Ids and mask of each row's prompt, and the cache of all of it but the last token at least.
+
+        Several samples of one prompt need one reading of it; without them, `generate` reads what the prompts do not
+        share.
+        """
+        import torch
+
         unique = list(dict.fromkeys(i for i, _ in rows))
-        width = max(len(prompt_ids[i]) for i in unique)
-        padded = [[self.pad_id] * (width - len(prompt_ids[i])) + prompt_ids[i] for i in unique]
-        mask = [[0] * (width - len(prompt_ids[i])) + [1] * len(prompt_ids[i]) for i in unique]
-        device = self.model.get_input_embeddings().weight.device
-        ids, attention = torch.tensor(padded, device=device), torch.tensor(mask, device=device)
-        repeats = torch.tensor([unique.index(i) for i, _ in rows], device=device)
-        output = self.model.generate(
-            input_ids=ids[repeats],
-            attention_mask=attention[repeats],
-            past_key_values=self._shared_prefill(ids, attention, repeats),
-            generation_config=GenerationConfig(
-                max_new_tokens=self.config.max_new_tokens,
-                do_sample=False,  # sampling is the largest of logits plus noise, see GumbelNoise
-                eos_token_id=self.stop_ids,
-                pad_token_id=self.pad_id,
-                use_cache=True,
-                disable_compile=True,
-            ),
-            logits_processor=self._processors(prompt_ids, rows, width),
-        )
-        return [self._reply(tokens) for tokens in output[:, width:].tolist()]
-
-    def _shared_prefill(
-        self, ids: "torch.Tensor", attention: "torch.Tensor", repeats: "torch.Tensor"
-    ) -> "DynamicCache | None":
-        """Read each prompt once for all its samples: keys and values of all tokens but the last, one row a reply."""
-        from transformers import DynamicCache
-
-        if len(repeats) == len(ids) or ids.shape[1] < 2:
-            return None
-        cache = DynamicCache(config=self.model.config)
-        positions = (attention.cumsum(-1) - 1).clamp(min=0)[:, :-1]
-        self.model(
-            input_ids=ids[:, :-1],
-            attention_mask=attention[:, :-1],
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        cache.reorder_cache(repeats)
-        return cache
+        ids, mask = lay_out([prompt_ids[i] for i in unique], shared.length, self.pad_id, device(self.model))
+        cache = shared.cache(len(unique))
+        if len(unique) < len(rows):
+            if shared.length < ids.shape[1] - 1:
+                read(self.model, ids[:, shared.length : -1], mask[:, :-1], cache)
+            repeats = torch.tensor([unique.index(i) for i, _ in rows], device=ids.device)
+            ids, mask = ids[repeats], mask[repeats]
+            cache.batch_select_indices(repeats)
+        return ids, mask, cache
 
     def _processors(
         self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], width: int
@@ -225,6 +272,14 @@ class TransformersGenerator:
         end = next((n for n, token in enumerate(tokens) if token in self.stop_ids), None)
         text = self.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return Reply(text, truncated=end is None, tokens=len(tokens) if end is None else end)
+
+
+def _check_lengths(lengths: Sequence[int], limit: int, reason: str) -> None:
+    if too_long := [n for n in lengths if n > limit]:
+        raise UserError(
+            f"{len(too_long)} of {len(lengths)} prompts are longer than {limit} tokens ({reason}); "
+            f"the longest has {max(too_long)}; change the setting or leave these pairs out"
+        )
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 
-_NOISY = ("httpx", "filelock", "urllib3", "datasets", "matplotlib", "fsspec")
+_NOISY = ("httpx", "httpx2", "filelock", "urllib3", "datasets", "matplotlib", "fsspec")
 _NAME = "nlhf"
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from nlhf.pairs import Pair
 from nlhf.sources import DataConfig
+from nlhf.sources.rows import REWRITTEN
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Manifest:
         subsets: Pairs by subset.
         groups: Clusters that resampling keeps together.
         drops: Rows left out, by reason.
+        rewritten: Rows of which something was changed, by reason.
         data_hash: See `data_hash`.
         duplicates: Pairs that repeat an earlier one, in either order.
         contradictions: Those of them that name another winner than the first.
@@ -66,6 +68,7 @@ class Manifest:
     subsets: dict[str, int]
     groups: int
     drops: dict[str, int]
+    rewritten: dict[str, int]
     data_hash: str
     duplicates: int
     contradictions: int
@@ -93,6 +96,7 @@ def build_manifest(config: DataConfig, pairs: Sequence[Pair], drops: Mapping[str
         subsets=dict(sorted(Counter(pair.subset for pair in pairs).items())),
         groups=len({pair.cluster for pair in pairs}),
         drops=dict(drops),
+        rewritten=dict(Counter(str(pair.meta[REWRITTEN]) for pair in pairs if pair.meta.get(REWRITTEN))),
         data_hash=data_hash(pairs),
         duplicates=len(repeated),
         contradictions=sum(_winner(first) != _winner(later) for first, later in repeated),

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlhf.critique.arguments import generated_arguments, reference_sets
+from nlhf.figures import definitions, flipped, lucky, with_twins
 from nlhf.judge import as_shown
-from nlhf.metrics import Record, definitions, flipped, lucky, with_twins
-from nlhf.report import numbered
+from nlhf.records import Record
+from nlhf.report_browser import numbered
 from nlhf.results import Run, compare_runs
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ _OTHER = {"A": "B", "B": "A", "1": "2", "2": "1"}
 # How people refer to a response: a noun, then its letter or number ("Response A", "@Response 2", "Assistant B's").
 # A lower-case letter is never a reference: "the answer a user wants" must stay as it is. One noun may serve two names
 # ("Responses 1 and 2").
-_REFERENCE = re.compile(
+REFERENCE = re.compile(
     r"\b(?P<noun>responses?|assistants?|answers?|chatbots?|candidates?|options?|statements?|sentences?|summary|model|cand)"
     r"(?P<gap>[ \t_#-]*)(?P<name>[AB12])\b(?!\.\d)"
     r"(?:(?P<joint>[ \t]*(?:,|/|&|\band\b|\bor\b|\bvs\b\.?|\bover\b)[ \t]*)(?P<second>[AB12])\b(?!\.\d))?",
@@ -49,7 +49,7 @@ def swap_references(text: str) -> str:
         same_kind = second not in "ab" and second.isdigit() == name.isdigit()
         return first + match["joint"] + (_OTHER[second] if same_kind else second)
 
-    return _REFERENCE.sub(exchange, text)
+    return REFERENCE.sub(exchange, text)
 
 
 @dataclass(frozen=True)

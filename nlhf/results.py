@@ -4,23 +4,22 @@ Station of the path: Verdict -> metrics -> **results** -> report. For notebooks,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nlhf.benchmark_scores import Score, benchmark_scores
+from nlhf.calibration import Bin, reliability
 from nlhf.errors import UserError
+from nlhf.figures import WRONG_CRITIQUE_THRESHOLD, by_pair
 from nlhf.files import read_json, read_jsonl
-from nlhf.metrics import (
-    RESAMPLES,
-    WRONG_CRITIQUE_THRESHOLD,
-    Difference,
-    Metric,
-    Record,
-    compare,
-    compute,
-    compute_by_subset,
-)
+from nlhf.intervals import RESAMPLES, McNemar
+from nlhf.judge import VoteRule
+from nlhf.ledger import format_metric
+from nlhf.metrics import Difference, Metric, compare, compare_decisions, compute, compute_by_subset
 from nlhf.pairs import Pair
+from nlhf.probe import FILLERS, probe_pairs
+from nlhf.records import Record
 from nlhf.runs import read_config
 
 
@@ -32,11 +31,17 @@ class Evaluation:
         records: One for each judgement, by pair, then order, then sample.
         metrics: See `nlhf.metrics.compute`.
         subsets: The same for each subset; empty when there is only one.
+        reliability: The reliability curve, see `nlhf.calibration.reliability`; empty without probabilities.
+        scores: The benchmark's own figures, see `nlhf.benchmark_scores`; empty for other data.
+        probe: What the adversarial probe found, its fillers as subsets (`nlhf.probe`); None when it was not asked for.
     """
 
     records: list[Record]
     metrics: dict[str, Metric]
     subsets: dict[str, dict[str, Metric]]
+    reliability: list[Bin] = field(default_factory=list)
+    scores: list[Score] = field(default_factory=list)
+    probe: "Evaluation | None" = None
 
     @classmethod
     def of(
@@ -45,10 +50,46 @@ class Evaluation:
         threshold: float = WRONG_CRITIQUE_THRESHOLD,
         resamples: int = RESAMPLES,
         seed: int = 0,
+        rule: VoteRule = "majority",
+        source: str = "",
+        pairs: Sequence[Pair] = (),
+        probe: Sequence[Record] | None = None,
     ) -> "Evaluation":
-        """Derive all figures from the records; arguments as of `nlhf.metrics.compute`."""
-        options = {"threshold": threshold, "resamples": resamples, "seed": seed}
-        return cls(list(records), compute(records, **options), compute_by_subset(records, **options))
+        """Derive all figures from the records.
+
+        Args:
+            records: One for each judgement.
+            threshold: This and the next three as of `nlhf.metrics.compute`.
+            resamples: Of the bootstrap.
+            seed: Of the bootstrap.
+            rule: How several verdicts become one.
+            source: Name of the data source, for the figures of a benchmark.
+            pairs: What was judged, for the same.
+            probe: Records of the adversarial probe.
+        """
+        options = {"threshold": threshold, "resamples": resamples, "seed": seed, "rule": rule}
+        return cls(
+            records=list(records),
+            metrics=compute(records, **options),
+            subsets=compute_by_subset(records, **options),
+            reliability=reliability(by_pair(records).values()),
+            scores=benchmark_scores(source, records, pairs, resamples, seed),
+            probe=None if probe is None else cls.of(probe, **options),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All figures, JSON-ready: what ``metrics.json`` holds."""
+        return {
+            "metrics": _plain(self.metrics),
+            "subsets": {subset: _plain(found) for subset, found in self.subsets.items()},
+            "reliability": [vars(point) for point in self.reliability],
+            "scores": [vars(score) for score in self.scores],
+            "probe": None if self.probe is None else self.probe.to_dict(),
+        }
+
+
+def _plain(metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    return {name: vars(metric) for name, metric in metrics.items()}
 
 
 @dataclass(frozen=True)
@@ -63,6 +104,7 @@ class Run:
         manifest: What was judged and by whom.
         pairs: The pairs, by id.
         evaluation: Records and the figures derived from them.
+        seconds: Wall time of judging, without loading the model and scoring critiques; an interrupted run's included.
     """
 
     folder: Path
@@ -72,6 +114,7 @@ class Run:
     manifest: dict[str, Any]
     pairs: dict[str, Pair]
     evaluation: Evaluation
+    seconds: float = 0.0
 
     @property
     def records(self) -> list[Record]:
@@ -100,10 +143,16 @@ def load_run(folder: str | Path, resamples: int | None = None) -> Run:
         raise UserError(f"{folder} holds another kind of run than an evaluation")
     if not (folder / "metrics.json").is_file():
         raise UserError(f"{folder} holds an evaluation that did not finish; continue it with --resume true")
-    resamples = config["resamples"] if resamples is None else resamples
+    if resamples is not None:
+        config = config | {"resamples": resamples}
     pairs = {pair.id: pair for pair in _read_pairs(folder / "pairs.jsonl")}
     records = read_records(folder / "judgements.jsonl")
-    _require_complete(folder, config, pairs, records)
+    _require_complete(folder / "judgements.jsonl", config, pairs, records)
+    probe = None
+    if config.get("probe"):  # absent in a run of an earlier version, as is the vote
+        probe = read_records(folder / "probe.jsonl")
+        probed = probe_pairs(list(pairs.values()), config["seed"])
+        _require_complete(folder / "probe.jsonl", config, {p.id: p for p in probed}, probe)
     return Run(
         folder=folder,
         name=config["run_name"],
@@ -111,18 +160,44 @@ def load_run(folder: str | Path, resamples: int | None = None) -> Run:
         environment=read_json(folder / "environment.json"),
         manifest=read_json(folder / "manifest.json"),
         pairs=pairs,
-        evaluation=Evaluation.of(records, config["wrong_critique_threshold"], resamples, config["seed"]),
+        evaluation=derive(config, list(pairs.values()), records, probe),
+        seconds=_seconds(folder / "timing.jsonl"),
     )
 
 
-def _require_complete(folder: Path, config: Mapping[str, Any], pairs: Mapping[str, Pair], records: Sequence[Record]):
+def derive(
+    config: Mapping[str, Any], pairs: Sequence[Pair], records: Sequence[Record], probe: Sequence[Record] | None
+) -> Evaluation:
+    """The figures of a run from its judgements, by its configuration."""
+    return Evaluation.of(
+        records,
+        config["wrong_critique_threshold"],
+        config["resamples"],
+        config["seed"],
+        _rule(config),
+        config["data"]["source"],
+        pairs,
+        probe,
+    )
+
+
+def _rule(config: Mapping[str, Any]) -> VoteRule:
+    return config.get("vote", "majority")
+
+
+def _seconds(path: Path) -> float:
+    rows = read_jsonl(path, skip_torn=True) if path.is_file() else ()
+    return sum(row["seconds"] for _, row in rows)
+
+
+def _require_complete(path: Path, config: Mapping[str, Any], pairs: Mapping[str, Pair], records: Sequence[Record]):
     """A file that was cut off or edited must not pass for a smaller evaluation."""
     orders = ("AB", "BA") if config["orders"] == "both" else (config["orders"],)
     expected = {(pair, order, sample) for pair in pairs for order in orders for sample in range(config["samples"])}
     found = {record.key for record in records}
     if found != expected or len(records) != len(expected):
         raise UserError(
-            f"{folder}: judgements.jsonl does not hold one judgement for each pair, order and sample "
+            f"{path.parent}: {path.name} does not hold one judgement for each pair, order and sample "
             f"({len(records)} lines, {len(expected - found)} missing, {len(found - expected)} foreign); "
             "evaluate once more with --resume true, which judges what is missing"
         )
@@ -132,14 +207,57 @@ def compare_runs(first: Run, second: Run) -> dict[str, Difference]:
     """Paired differences, second minus first, with the first run's resampling; see `nlhf.metrics.compare`.
 
     Raises:
-        UserError: the runs were not measured on the same pairs, or differ in what counts as a wrong critique.
+        UserError: the runs were not measured on the same pairs, or differ in what counts as a wrong critique or in how
+            votes are counted.
     """
     threshold, other = (run.config["wrong_critique_threshold"] for run in (first, second))
     if threshold != other:
         raise UserError(
             f"the runs differ in wrong_critique_threshold ({threshold} and {other}); evaluate them with the same"
         )
-    return compare(first.records, second.records, threshold, first.config["resamples"], first.config["seed"])
+    rule = _same_rule(first, second)
+    return compare(first.records, second.records, threshold, first.config["resamples"], first.config["seed"], rule)
+
+
+def compare_run_decisions(first: Run, second: Run) -> McNemar:
+    """McNemar's exact test on the pairs that each run decides rightly, see `nlhf.metrics.compare_decisions`.
+
+    Raises:
+        UserError: the runs were not measured on the same pairs, or differ in how votes are counted.
+    """
+    return compare_decisions(first.records, second.records, _same_rule(first, second))
+
+
+def _same_rule(first: Run, second: Run) -> VoteRule:
+    rules = [_rule(run.config) for run in (first, second)]
+    if rules[0] != rules[1]:
+        raise UserError(f"the runs differ in vote ({rules[0]} and {rules[1]}); evaluate them with the same")
+    return rules[0]
+
+
+@dataclass(frozen=True)
+class FurtherFigure:
+    """A figure beside those of `nlhf.figures.definitions`: a title, what it means, and its value as text."""
+
+    title: str
+    meaning: str
+    text: str
+
+
+def further_figures(run: Run) -> list[FurtherFigure]:
+    """The benchmark's own figures, the adversarial probe by filler, and the time, as a report shows them."""
+    evaluation, found = run.evaluation, []
+    for score in evaluation.scores:
+        interval = "" if score.low is None else f" [{100 * score.low:.1f}, {100 * score.high:.1f}]"
+        found.append(FurtherFigure(score.name, score.note, f"{100 * score.value:.1f} %{interval} (n = {score.n})"))
+    for kind, metrics in evaluation.probe.subsets.items() if evaluation.probe else ():
+        filler = repr(FILLERS[kind]) if FILLERS[kind] else "an empty response"
+        meaning = f"verdicts for the real response against {filler}; never part of the accuracies"
+        found.append(FurtherFigure(f"Probe: {kind}", meaning, format_metric(metrics["accuracy"])))
+    if run.seconds:
+        text = f"{run.seconds:.1f} s, {run.seconds / len(run.pairs):.3g} s a pair"
+        found.append(FurtherFigure("Time", "wall time of judging, without loading and without scoring critiques", text))
+    return found
 
 
 def read_records(path: str | Path) -> list[Record]:

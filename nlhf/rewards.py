@@ -13,11 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
 from nlhf.pairs import Pair
 from nlhf.verdict import Verdict
+
+DEFAULT_SCORER = "learned"
+"""What compares critiques where nothing else is asked for: it agrees best with people (docs/critique_scorers.md)."""
 
 
 @dataclass
@@ -107,10 +111,14 @@ class CritiqueReward:
     """Agreement of the critique with the human's, for pairs that have a human critique; None for the others.
 
     ``hard``: 1 if F1 >= threshold else 0 (the paper); ``soft``: F1 itself. A failure of the scorer is a bonus of 0 that
-    is counted in ``process/scorer_failures``.
+    is counted in ``process/scorer_failures``. Without a scorer it is `DEFAULT_SCORER`.
     """
 
-    def __init__(self, scorer: CritiqueScorer, form: Literal["hard", "soft"] = "hard", threshold: float = 0.5):
+    def __init__(
+        self, scorer: CritiqueScorer | None = None, form: Literal["hard", "soft"] = "hard", threshold: float = 0.5
+    ):
+        if scorer is None:
+            scorer = ClassSpec(DEFAULT_SCORER).build()
         if not 0 < threshold <= 1:
             raise UserError(f"process reward: threshold must lie in (0, 1], got {threshold}")
         if not hasattr(scorer, "score"):

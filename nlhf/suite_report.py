@@ -6,8 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nlhf.files import read_jsonl, write_json, write_text
-from nlhf.metrics import SeedInterval, definitions, seed_interval
+from nlhf.curves import Curve, draw, read_curves
+from nlhf.figures import definitions
+from nlhf.files import write_json, write_text
+from nlhf.intervals import SeedInterval, seed_interval
 from nlhf.results import load_run
 from nlhf.suite import Arm, Test, runs, slug
 
@@ -71,19 +73,25 @@ def write_suite_report(
     metrics: Sequence[str] | None,
     seconds: float,
 ) -> Path:
-    """Write summary.json, summary.md, summary.png and index.html, print the table, and return the page's path."""
+    """Write summary.json, summary.md, summary.png and index.html, print the table, and return the page's path.
+
+    summary.json holds all that the tables and the curves show, so that they can be drawn again without the runs.
+    """
     metrics = list(metrics or METRICS)
     cells = summarize(folder, seeds, arms, tests, baseline, metrics)
+    curves = read_curves(
+        {a.name: [folder / f"seed-{s}" / slug(a.name) / "train" / "metrics.jsonl" for s in seeds] for a in arms}
+    )
+    summary = {"name": name, "seeds": list(seeds), "baseline": baseline}
     write_json(
         folder / "summary.json",
-        {"name": name, "seeds": list(seeds), "baseline": baseline, "cells": [asdict(c) for c in cells]},
+        {**summary, "cells": [asdict(c) for c in cells], "curves": [asdict(c) for c in curves]},
     )
     table = markdown(cells, metrics, baseline, len(seeds))
     write_text(folder / "summary.md", f"# {name}\n\n{table}")
     plot(cells, metrics, [a.name for a in arms], [t.name for t in tests], folder / "summary.png")
-    curves(folder, arms, seeds, folder / "curves.png")
     page = folder / "index.html"
-    write_text(page, _page(folder, name, cells, metrics, arms, tests, seeds, baseline, seconds))
+    write_text(page, _page(folder, name, cells, curves, metrics, arms, tests, seeds, baseline, seconds))
     print_table(cells, metrics, baseline, len(seeds))
     return page
 
@@ -171,36 +179,6 @@ def plot(cells: Sequence[Cell], metrics: Sequence[str], arms: Sequence[str], tes
     _save(figure, axes, path)
 
 
-def curves(folder: Path, arms: Sequence[Arm], seeds: Sequence[int], path: Path) -> None:
-    """Validation figures over training steps: one thin line a seed, one thick line for their mean."""
-    metrics = ("accuracy", "critique_f1", "wrong_critique_rate")
-    figure, axes = _figure(len(metrics))
-    for j, arm in enumerate(arms):
-        if arm.train is None:
-            continue
-        color = _COLORS[j % len(_COLORS)]
-        rows = [_validation(folder / f"seed-{seed}" / slug(arm.name) / "train" / "metrics.jsonl") for seed in seeds]
-        for axis, metric in zip(axes, metrics, strict=True):
-            lines = [{step: row[metric] for step, row in run.items() if metric in row} for run in rows]
-            for line in lines:
-                axis.plot(list(line), [100 * v for v in line.values()], color=color, alpha=0.25, linewidth=0.8)
-            steps = sorted(set.intersection(*(set(line) for line in lines))) if lines else []
-            means = [100 * sum(line[s] for line in lines) / len(lines) for s in steps]
-            axis.plot(steps, means, color=color, linewidth=2, label=arm.name)
-            axis.set_title(f"validation: {definitions()[metric].title}, %", fontsize=10)
-            axis.set_xlabel("step")
-    _save(figure, axes, path)
-
-
-def _validation(path: Path) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
-    for _, row in read_jsonl(path, skip_torn=True):
-        figures = {k.removeprefix("validation/"): v for k, v in row.items() if k.startswith("validation/")}
-        if figures:
-            found[row["step"]] = figures
-    return found
-
-
 def _figure(panels: int) -> tuple[Any, Any]:
     import matplotlib
 
@@ -229,6 +207,7 @@ def _page(
     folder: Path,
     name: str,
     cells: Sequence[Cell],
+    curves: Sequence[Curve],
     metrics: Sequence[str],
     arms: Sequence[Arm],
     tests: Sequence[Test],
@@ -266,7 +245,7 @@ def _page(
         seeds=seeds,
         links=links,
         plot=image("summary.png"),
-        curves=image("curves.png"),
+        curves=draw(curves),
         seconds=seconds,
         config=json.dumps([asdict(a) for a in arms], indent=1),
     )

@@ -6,13 +6,12 @@ the order in which pairs are shown, validation, and exact resuming. Method: RM-N
 """
 
 import logging
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from nlhf.config import ClassSpec, OptimizationConfig, Presentation
+from nlhf.config import ClassSpec, Presentation
 from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.formats.base import JudgeFormat
@@ -23,13 +22,13 @@ from nlhf.rewards import JudgeReward, LearningReward, RewardConfig
 from nlhf.runs import check_run
 from nlhf.sources import DataConfig
 from nlhf.training import (
+    RolloutSettings,
     ValidationConfig,
     announce_budget,
     begin_run,
     group_size,
     processes,
     run_trainer,
-    shuffled,
     trainer_arguments,
     training_dtype,
     training_pairs,
@@ -41,23 +40,11 @@ PROCESS_REWARD_FILE = "process_reward.pt"
 
 
 @dataclass
-class GRPOSettings(OptimizationConfig):
+class GRPOSettings(RolloutSettings):
     """Settings of GRPO; names are those of trl.GRPOConfig, values those of the paper's public 7B script."""
 
-    num_generations: int = 8
-    """Rollouts of each prompt: the group whose mean is the baseline."""
-
-    temperature: float = 0.7
-    """Sampling temperature of rollouts."""
-
-    top_p: float = 1.0
-    """Nucleus of the sampling."""
-
-    max_prompt_length: int = 6144
-    """Longest prompt in tokens; longer ones are left out and counted, never cut."""
-
-    max_completion_length: int = 8192
-    """Token limit of a rollout."""
+    section: ClassVar[str] = "grpo"
+    fewest: ClassVar[int] = 2  # a group needs a baseline
 
     beta: float = 0.001
     """Weight of the KL term (k3 estimator) against the start model; 0 does without the start model."""
@@ -73,50 +60,8 @@ class GRPOSettings(OptimizationConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.num_generations < 2:
-            raise UserError(
-                f"grpo.num_generations must be at least 2 (a group needs a baseline), got {self.num_generations}"
-            )
-        if self.temperature <= 0:
-            raise UserError(f"grpo.temperature must be positive (rollouts must differ), got {self.temperature}")
         if self.beta < 0:
             raise UserError(f"grpo.beta must not be negative (0 does without the start model), got {self.beta}")
-
-    def check_batch(self, processes: int, order: Presentation, prompts: int) -> None:
-        """Make sure that a step has whole groups, both orders of a pair if asked for, and enough prompts.
-
-        Args:
-            processes: How many train together.
-            order: How pairs are shown.
-            prompts: How many there are.
-
-        Raises:
-            UserError: it has not; valid values are suggested.
-        """
-        per_device, accumulation = self.per_device_train_batch_size, self.gradient_accumulation_steps
-        rollouts = per_device * accumulation * processes
-        shape = (
-            f"{rollouts} rollouts a step (grpo.per_device_train_batch_size {per_device} x "
-            f"grpo.gradient_accumulation_steps {accumulation} x {processes} processes)"
-        )
-        if rollouts % self.num_generations:
-            groups = [n for n in range(2, rollouts + 1) if rollouts % n == 0]
-            unit = self.num_generations // math.gcd(self.num_generations, per_device * processes)
-            raise UserError(
-                f"{shape} cannot be divided into groups of grpo.num_generations {self.num_generations}. Either set "
-                f"num_generations to one of {groups}, or gradient_accumulation_steps to a multiple of {unit}"
-            )
-        needed = rollouts // self.num_generations
-        if needed % group_size(order):
-            raise UserError(
-                f"{shape} are {needed} prompts, but order: both needs an even number so that both orders of a pair "
-                "share a step; double gradient_accumulation_steps"
-            )
-        if prompts < needed:
-            raise UserError(
-                f"{shape} need {needed} prompts, but there are only {prompts}. Lower the batch, raise "
-                "num_generations, or add data"
-            )
 
     def check_learning(self, processes: int) -> None:
         """Make sure that a process reward that learns sees the rollouts of each optimiser step once, and alone.
@@ -281,11 +226,7 @@ def make_trainer(
     seed: int,
     order: Presentation = "random",
 ) -> Any:
-    """Trl's GRPOTrainer on judge prompts, with a sampler that survives resuming.
-
-    trl draws a new permutation from one running generator at the start of every epoch, so a run resumed after an epoch
-    boundary would replay the first permutation. Ours depends on seed and epoch alone, and keeps both orders of a pair
-    in one step where both are shown.
+    """Trl's GRPOTrainer on judge prompts, with a sampler that survives resuming (`nlhf.sampler`).
 
     Args:
         model: The model to train; it is loaded by name, as is the copy for the KL term.
@@ -301,22 +242,9 @@ def make_trainer(
     import torch
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
-    from trl.trainer.utils import RepeatSampler
 
     from nlhf.models import resolve, safe_messages
-
-    class ShuffledRepeatSampler(RepeatSampler):
-        """trl's repetitions of prompts, over a permutation of our own."""
-
-        def __init__(self, parent: RepeatSampler, trainer: GRPOTrainer):
-            super().__init__(
-                parent.data_source, parent.mini_repeat_count, parent.batch_size, parent.repeat_count, shuffle=False
-            )
-            self.trainer = trainer
-
-        def __iter__(self) -> Iterator[int]:
-            permutation = shuffled(self.num_samples, group_size(order), seed + int(self.trainer.state.epoch or 0))
-            return (permutation[i] for i in super().__iter__())
+    from nlhf.sampler import ShuffledRepeatSampler
 
     learning = judge_reward.process if isinstance(judge_reward.process, LearningReward) else None
 
@@ -326,7 +254,7 @@ def make_trainer(
 
         def _get_train_sampler(self, dataset=None):
             sampler = super()._get_train_sampler(dataset)
-            return ShuffledRepeatSampler(sampler, self) if sampler.shuffle else sampler
+            return ShuffledRepeatSampler.like(sampler, self, seed, group_size(order)) if sampler.shuffle else sampler
 
         def _calculate_rewards(self, *arguments, **keywords):
             if learning:  # trl calls rewards in evaluation too, and does not tell them

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
@@ -53,6 +53,84 @@ class ValidationConfig:
                 raise UserError(f"validation.{name} must be at least 1, got {getattr(self, name)}")
         if self.metric == "critique_f1" and self.scorer is None:
             raise UserError("validation.metric is critique_f1 but validation.scorer is not set")
+
+
+@dataclass
+class RolloutSettings(OptimizationConfig):
+    """Settings of trainers that draw rollouts; a class of its own for each method says how a group is used."""
+
+    section: ClassVar[str]
+    """Name of these settings in the YAML, for messages."""
+
+    fewest: ClassVar[int] = 1
+    """Least number of rollouts of a prompt."""
+
+    num_generations: int = 8
+    """Rollouts of each prompt: the group whose mean is the baseline."""
+
+    temperature: float = 0.7
+    """Sampling temperature of rollouts."""
+
+    top_p: float = 1.0
+    """Nucleus of the sampling."""
+
+    max_prompt_length: int = 6144
+    """Longest prompt in tokens; longer ones are left out and counted, never cut."""
+
+    max_completion_length: int = 8192
+    """Token limit of a rollout."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.num_generations < self.fewest:
+            reason = " (a group needs a baseline)" if self.fewest == 2 else ""
+            raise UserError(
+                f"{self.section}.num_generations must be at least {self.fewest}{reason}, got {self.num_generations}"
+            )
+        if self.temperature <= 0:
+            raise UserError(
+                f"{self.section}.temperature must be positive (rollouts must differ), got {self.temperature}"
+            )
+
+    def check_batch(self, processes: int, order: Presentation, prompts: int) -> None:
+        """Make sure that a step has whole groups, both orders of a pair if asked for, and enough prompts.
+
+        Args:
+            processes: How many train together.
+            order: How pairs are shown.
+            prompts: How many there are.
+
+        Raises:
+            UserError: it has not; valid values are suggested.
+        """
+        name, per_device, accumulation = (
+            self.section,
+            self.per_device_train_batch_size,
+            self.gradient_accumulation_steps,
+        )
+        rollouts = per_device * accumulation * processes
+        shape = (
+            f"{rollouts} rollouts a step ({name}.per_device_train_batch_size {per_device} x "
+            f"{name}.gradient_accumulation_steps {accumulation} x {processes} processes)"
+        )
+        if rollouts % self.num_generations:
+            groups = [n for n in range(self.fewest, rollouts + 1) if rollouts % n == 0]
+            unit = self.num_generations // math.gcd(self.num_generations, per_device * processes)
+            raise UserError(
+                f"{shape} cannot be divided into groups of {name}.num_generations {self.num_generations}. Either set "
+                f"num_generations to one of {groups}, or gradient_accumulation_steps to a multiple of {unit}"
+            )
+        needed = rollouts // self.num_generations
+        if needed % group_size(order):
+            raise UserError(
+                f"{shape} are {needed} prompts, but order: both needs an even number so that both orders of a pair "
+                "share a step; double gradient_accumulation_steps"
+            )
+        if prompts < needed:
+            raise UserError(
+                f"{shape} need {needed} prompts, but there are only {prompts}. Lower the batch, raise "
+                "num_generations, or add data"
+            )
 
 
 @dataclass
@@ -131,6 +209,7 @@ def announce_budget(
     completion_tokens: int,
     generates: bool,
     reference: bool,
+    logit_positions: int | None = None,
 ) -> None:
     """Print what memory and tokens a run needs, from the model's configuration alone.
 
@@ -141,7 +220,8 @@ def announce_budget(
         prompt_tokens: Longest prompt.
         completion_tokens: Longest completion; its positions have logits.
         generates: The completions are sampled during training.
-        reference: A frozen copy of the model is kept.
+        reference: A copy of the model is kept.
+        logit_positions: Positions whose logits are held at once; null for all of a batch.
     """
     if os.environ.get("RANK", "0") != "0":
         return
@@ -166,6 +246,7 @@ def announce_budget(
         weights_dtype=weights,
         compute_dtype="bfloat16" if autocast else weights,
         reference=reference,
+        logit_positions=logit_positions,
         generates=generates,
         gradient_checkpointing=settings.gradient_checkpointing,
         device_memory=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,

@@ -3,11 +3,15 @@
 Station of the path: text -> JudgeFormat.parse -> **Verdict**. The rules of the house, whatever the format: thinking is
 dropped first (closed, unclosed or without its opening tag); the last declared verdict wins; two labels in one
 declaration are no verdict; a bare article ("A good answer ...") is never a verdict; full-width brackets and letter case
-do not matter. No verdict is None: it is not wrong, not a tie and not zero.
+do not matter; a declaration inside a quotation is the quoted text's, not the judge's. No verdict is None: it is not
+wrong, not a tie and not zero.
 """
 
+import dataclasses
+import functools
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nlhf.pairs import Label, other_label
@@ -20,7 +24,8 @@ class Verdict:
     Attributes:
         label: ``"A"``, ``"B"``, ``"tie"``, or None when no verdict could be read.
         strength: How much better, -3..3, negative for A, where the format says it.
-        scores: The scores of A and B, where the format gives them.
+        scores: The scores of A and B, where the format gives them; the one score of the response shown as A, where it
+            rates a response at a time (see `compare_ratings`).
         critique: The reasons given, without thinking and without the declaration; None when missing.
         raw: The whole reply.
         truncated: The reply was cut off by the token limit.
@@ -50,10 +55,7 @@ _FULL_WIDTH = {ord(c): ord(c) - 0xFEE0 for c in map(chr, range(0xFF01, 0xFF5F))}
     0x3010: 0x5B,
     0x3011: 0x5D,
 }
-_THINK = r"(?:think|thinking|system_think|system_thinking)"
-_CLOSED_THINKING = re.compile(rf"<({_THINK})>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_CLOSING_TAG = re.compile(rf"</{_THINK}>", re.IGNORECASE)
-_OPENING_TAG = re.compile(rf"<{_THINK}>", re.IGNORECASE)
+_THINKING_TAG = re.compile(r"<(/?)(think|thinking|system_think|system_thinking)>", re.IGNORECASE)
 
 
 def half_width(text: str) -> str:
@@ -67,33 +69,126 @@ def strip_thinking(text: str) -> str:
     Closed blocks go; a closing tag whose opener is missing (prefilled by the chat template) drops all before it; an
     opener that is never closed (cut off by the token limit) drops all after it.
     """
-    text = _CLOSED_THINKING.sub("", text)
-    closing = list(_CLOSING_TAG.finditer(text))
-    if closing:
-        text = text[closing[-1].end() :]
-    opening = _OPENING_TAG.search(text)
-    return text[: opening.start()] if opening else text
+    kept, start, open_tags = [], 0, []
+    for found in _THINKING_TAG.finditer(text):
+        closing, name = found[1], found[2].lower()
+        if not closing and name not in open_tags:
+            kept += [] if open_tags else [text[start : found.start()]]
+            open_tags.append(name)
+        elif closing and name in open_tags:
+            del open_tags[open_tags.index(name) :]
+            start = found.end()
+        elif closing:
+            kept, start, open_tags = [], found.end(), []
+    return "".join(kept) if open_tags else "".join(kept) + text[start:]
 
 
-def last_block(text: str, tag: str) -> re.Match | None:
-    """The last ``<tag>...</tag>`` in ``text``; group 1 is its content. A nested opener starts the block anew."""
-    pattern = re.compile(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", re.DOTALL | re.IGNORECASE)
-    found = None
-    for found in pattern.finditer(text):  # noqa: B007 - we want the last match
-        pass
-    return found
+BRACKETS = re.compile(r"\[\[([^\[\]]{1,40})\]\]")
+"""``[[A]]``, the most common declaration; group 1 is its content."""
+
+
+@functools.cache
+def tag(name: str) -> re.Pattern:
+    """The declaration ``<name>...</name>``; group 1 is its content. A nested opener starts the block anew."""
+    return re.compile(rf"<{name}>((?:(?!<{name}>).)*?)</{name}>", re.DOTALL | re.IGNORECASE)
+
+
+def last_block(text: str, name: str) -> re.Match | None:
+    """The last ``<name>...</name>`` in ``text``, quoted or not; group 1 is its content."""
+    return last(tag(name).finditer(text))
+
+
+def last(matches: Iterable[re.Match]) -> re.Match | None:
+    """The last of the matches; None when there are none."""
+    return next(iter(deque(matches, maxlen=1)), None)
+
+
+# A quotation within a line. A straight quote after a letter or digit opens none: it is a closing one, or an inch.
+_QUOTATION = re.compile(r"""(?<!\w)"[^"\n]*"|“[^“”\n]*”|«[^«»\n]*»|「[^「」\n]*」""")
+
+
+def last_declaration(text: str, pattern: re.Pattern, start: int = 0) -> re.Match | None:
+    """The last match of a declaration's pattern that the judge does not merely quote; None when there is none.
+
+    A quotation that holds other words as well (``A says "ignore the above, [[A]]"``) declares nothing. One that holds
+    nothing else (``"[[A]]"``) is the judge's own habit, and so are quotes around the whole reply.
+
+    Args:
+        text: The reply without thinking. Positions in the match hold in it; the match itself is half-width.
+        pattern: What a declaration looks like; group 1 is its content.
+        start: Where to begin; quotations are those of the whole text.
+    """
+    readable = half_width(text)
+    whole = readable.strip()
+    quotations = [q for q in _QUOTATION.finditer(readable) if q[0] != whole]
+
+    def quoted(match: re.Match) -> bool:
+        around = (
+            readable[q.start() : match.start()] + readable[match.end() : q.end()]
+            for q in quotations
+            if q.start() <= match.start() and match.end() <= q.end()
+        )
+        return any(re.search(r"\w", rest) for rest in around)
+
+    return last(m for m in pattern.finditer(readable, start) if not quoted(m))
+
+
+# What may follow "A" where it names a response; before any other word it is an article.
+_AFTER_A = re.compile(
+    r"[ \t]+(?:is|was|wins|won|beats|has|and|or|over|than|vs|because|since|as|with|in|by|to|for)\b", re.IGNORECASE
+)
+_NOUNS = frozenset(("RESPONSE", "ASSISTANT", "ANSWER", "CHATBOT", "CANDIDATE", "OPTION", "MODEL"))
 
 
 def single_label(content: str, labels: Mapping[str, Label]) -> Label | None:
     """The label that a declaration's content holds, or None when it holds none or several different ones.
 
+    Where the content holds ``[[..]]``, these alone count. An article ("A good answer") is no label.
+
     Args:
         content: The text inside the declaration, for example ``"[[A]]"`` or ``"A"``.
         labels: What each token means, upper case, for example ``{"A": "A", "B": "B", "C": "tie"}``.
     """
-    tokens = re.findall(r"[A-Z0-9]+(?:[<>=]+[A-Z0-9]+)?", half_width(content).upper())
-    found = {labels[t] for t in tokens if t in labels}
+    found = {labels[token] for token in label_tokens(content, labels)}
     return found.pop() if len(found) == 1 else None
+
+
+def label_tokens(content: str, labels: Mapping[str, Label]) -> list[str]:
+    """The tokens in a declaration's content that mean a label, as they stand in ``labels``."""
+    content = half_width(content).upper()
+    content = " / ".join(BRACKETS.findall(content)) or content
+    found, before = [], ""
+    for token in re.finditer(r"[A-Z0-9_]+(?:\s*[<>=]+\s*[A-Z0-9_]+)?", content):
+        word, after = "".join(token[0].split()), content[token.end() :]
+        named = before in _NOUNS or _AFTER_A.match(after) or not re.match(r"[ \t]+[A-Z]", after)
+        if word in labels and (word != "A" or named):
+            found.append(word)
+        before = word
+    return found
+
+
+def better(scores: Sequence[float]) -> Label | None:
+    """The label that the scores of A and B mean; equal scores are a tie. None unless there are two."""
+    if len(scores) != 2:
+        return None
+    return "A" if scores[0] > scores[1] else "B" if scores[1] > scores[0] else "tie"
+
+
+def compare_ratings(shown: Verdict, other: Verdict) -> Verdict:
+    """The verdict on a pair whose responses were rated one at a time.
+
+    Args:
+        shown: The rating of the response shown as A (one score); its critique and raw text are kept.
+        other: The rating of the other response.
+
+    Returns:
+        The verdict in the order of ``shown``: the higher rating wins, equal ratings are a tie, and where one of them
+        is missing there is no verdict.
+    """
+    if not shown.scores or not other.scores:
+        return dataclasses.replace(shown, label=None)
+    scores = (shown.scores[0], other.scores[0])
+    return dataclasses.replace(shown, label=better(scores), scores=scores)
 
 
 # Declarations that mean the same in every format; the torture table of tests/test_verdict.py lists what must be read.
@@ -104,6 +199,8 @@ _NEUTRAL_LABELS: dict[str, Label] = {
     "TIE": "tie",
     "1": "A",
     "2": "B",
+    "CAND_1": "A",
+    "CAND_2": "B",
 }
 _COMPARISONS: dict[str, Label] = {">>": "A", ">": "A", "=": "tie", "<": "B", "<<": "B"}
 _NEUTRAL = re.compile(

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from nlhf.critique.arguments import Argument, human_arguments
 from nlhf.errors import UserError, nearest
-from nlhf.pairs import _REFERENCE, HumanCritique, Pair
+from nlhf.pairs import REFERENCE, HumanCritique, Pair
 
 Context = Callable[[Pair], str]
 """What the teacher is told beyond the student, z, for the order in which the pair is shown; empty for no feedback."""
 
-_NAMED = re.compile(rf"(?:\bthe\s+)?@?{_REFERENCE.pattern}(?P<own>['’]s\s+(?:response|answer|reply)\b)?", re.IGNORECASE)
+_NAMED = re.compile(rf"(?:\bthe\s+)?@?{REFERENCE.pattern}(?P<own>['’]s\s+(?:response|answer|reply)\b)?", re.IGNORECASE)
 _RESPONSE_NOUNS = ("response", "assistant", "answer", "chatbot", "candidate")
 _SIDES = {"A": "A", "B": "B", "1": "A", "2": "B"}
 
@@ -118,6 +118,9 @@ CONTEXTS: dict[str, Context] = {
     "sandbox_note": sandbox_note,
 }
 """The teacher's contexts by name. The control of those that read critiques: the same on `shuffle_critiques(pairs)`."""
+
+READS_CRITIQUES = ("rationale", "per_response_feedback", "sandbox_note")
+"""Those that read critiques."""
 
 
 def get_context(name: str) -> Context:

@@ -14,16 +14,14 @@ each operation it takes five to ten times as long, about half the time of a step
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nlhf.errors import UserError
 from selfdistill.head import Head, for_products, matmul, project, slices, work_dtype
-
-Kind = Literal["reverse", "forward", "jsd"]
-Support = Literal["teacher_topk", "full"]
+from selfdistill.settings import Kind, Support
 
 CHUNK = 256
 """Positions whose logits are held at once: the matrix products hardly gain from more."""

@@ -8,40 +8,12 @@ The choice for a rollout depends on that rollout alone, never on padding or on i
 
 import zlib
 from fractions import Fraction
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from nlhf.errors import UserError, nearest
-
-Selector = Literal["low_dh", "high_dh", "abs_dh", "student_entropy", "teacher_entropy", "kl", "random"]
-SELECTORS: tuple[Selector, ...] = (
-    "low_dh",
-    "high_dh",
-    "abs_dh",
-    "student_entropy",
-    "teacher_entropy",
-    "kl",
-    "random",
-)
-Normalizer = Literal["kept_tokens", "per_rollout"]
-NORMALIZERS: tuple[Normalizer, ...] = ("kept_tokens", "per_rollout")
-
-
-def masked_fraction(rho: float | str | Fraction) -> Fraction:
-    """Rho, the fraction of positions MASKED, as the fraction that was meant: 0.7 is 7/10.
-
-    Raises:
-        UserError: it does not lie in [0, 1).
-    """
-    try:
-        exact = Fraction(rho).limit_denominator(10_000)
-    except (ValueError, TypeError, OverflowError):
-        exact = Fraction(-1)
-    if not 0 <= exact < 1:
-        raise UserError(f"rho, the fraction of positions masked, must lie in [0, 1), got {rho!r}; 0 trains on all")
-    return exact
+from selfdistill.settings import NORMALIZERS, SELECTORS, Normalizer, Selector, masked_fraction
 
 
 def kept_count(length: int | Tensor, rho: float | str | Fraction) -> int | Tensor:

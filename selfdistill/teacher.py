@@ -10,12 +10,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from nlhf.errors import UserError
 from nlhf.formats.base import JudgeFormat, Message
 from nlhf.pairs import Pair
 from selfdistill.contexts import name_responses
+from selfdistill.settings import Mode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,12 +63,21 @@ SLOTS = {
 """The slot of each judge format. A blank line follows the marker of the first two, so that z stands by itself."""
 
 
-def slot_of(judge_format: JudgeFormat) -> Slot:
-    """The slot of a format.
+def slot_of(judge_format: JudgeFormat, after: str | None = None, before: str | None = None) -> Slot:
+    """The slot of a format, or the one that is named for a prompt file.
+
+    Args:
+        judge_format: The format.
+        after: Text of the prompt that z follows, named by the user.
+        before: Text that it precedes.
 
     Raises:
-        UserError: the format has none.
+        UserError: the format has none and none is named, or two are.
     """
+    if after and before:
+        raise UserError("give feedback_after or feedback_before, not both: the feedback has one place")
+    if after or before:
+        return Slot(after=after or "", before=before or "")
     if judge_format.name not in SLOTS:
         raise UserError(
             f"format {judge_format.name!r} has no place for the teacher's feedback; formats that have: "
@@ -150,9 +160,6 @@ def _cut(z: str, length: int) -> str:
     return head.rstrip()
 
 
-Mode = Literal["ema", "live", "frozen"]
-
-
 class EMATeacher:
     """The teacher's weights: an exponential moving average of the student's, the student's own, or those it began with.
 
@@ -168,7 +175,7 @@ class EMATeacher:
     and, in low precision, of an fp32 copy of the adapted matrices. `modules_to_save` are averaged as they are.
 
     Parameters are matched by name and tied ones are averaged once. Sharded parameters (FSDP2) work as long as teacher
-    and student are sharded alike.
+    and student are sharded alike, both before the first `update`; a checkpoint holds whole ones.
 
     Args:
         student: The model trained; a PEFT model with LoRA adapters will do.
@@ -186,15 +193,23 @@ class EMATeacher:
             raise UserError(f"the rate of the teacher's average must lie in (0, 1], got {rate}")
         self.student, self.mode, self.rate = student, mode, rate
         self.updates = 0
-        self._moving = _moving_weights(student) if mode == "ema" else {}
+        moving = _moving_weights(student) if mode == "ema" else {}
         self.model = student if mode == "live" else _plain_copy(student)
-        self._own = dict(self.model.named_parameters())
-        self._wide: dict[str, Tensor] = {}
-        unknown = [name for name in self._moving if name not in self._own]
+        unknown = moving.keys() - dict(self.model.named_parameters())
         if unknown:
             raise UserError(
-                f"the ema teacher cannot follow {unknown[0]}: the model without adapters has no such weight"
+                f"the ema teacher cannot follow {min(unknown)}: the model without adapters has no such weight"
             )
+        self._wide: dict[str, Tensor] = {}
+
+    # Looked up when first needed: sharding puts other tensors in the place of the parameters.
+    @functools.cached_property
+    def _own(self) -> "dict[str, Tensor]":
+        return dict(self.model.named_parameters())
+
+    @functools.cached_property
+    def _moving(self) -> "dict[str, Callable[[], Tensor]]":
+        return _moving_weights(self.student) if self.mode == "ema" else {}
 
     def update(self, rate: float | None = None) -> None:
         """Move towards the student, after an optimiser step; does nothing unless the mode is ema."""
@@ -203,6 +218,11 @@ class EMATeacher:
         import torch
 
         rate = self.rate if rate is None else rate
+        # Without a backward pass FSDP2 leaves the teacher's last parameters whole after a forward: the next one would
+        # take these, and not what is written into the pieces here.
+        for module in self.model.modules():
+            if hasattr(module, "reshard"):
+                module.reshard()
         with torch.no_grad():
             for name, weight in self._moving.items():
                 average = self._average(name)
@@ -221,9 +241,19 @@ class EMATeacher:
             self._wide[name] = own.float()
         return self._wide[name]
 
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs: mode, number of updates, and the averages (not copies) of all weights that move."""
-        weights = {name: self._average(name) for name in self._moving}
+    def state_dict(self, keep: bool = True) -> dict[str, Any]:
+        """What a checkpoint needs: mode, number of updates, and the averages (not copies) of all weights that move.
+
+        Args:
+            keep: False in processes that do not write the checkpoint, but must take part where weights are sharded.
+        """
+        weights = {}
+        for name in self._moving:
+            average = self._average(name)
+            if hasattr(average, "full_tensor"):  # one at a time on the device
+                average = average.full_tensor().cpu()
+            if keep:
+                weights[name] = average
         return {"mode": self.mode, "updates": self.updates, "weights": weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -243,9 +273,19 @@ class EMATeacher:
             raise UserError(f"the checkpoint's teacher is of another model: {min(different)} differs")
         with torch.no_grad():
             for name, weight in weights.items():
-                self._average(name).copy_(weight)
-                self._own[name].copy_(self._average(name))
+                average = self._average(name)
+                average.copy_(_split_like(weight, average))
+                self._own[name].copy_(average)
         self.updates = state["updates"]
+
+
+def _split_like(whole: "Tensor", like: "Tensor") -> "Tensor":
+    """A whole tensor as the DTensor that ``like`` is, if it is one; each process has the whole and takes its part."""
+    if not hasattr(like, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def _plain_copy(student: Any) -> Any:

@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -66,6 +67,22 @@ class TestCheck:
         printed = capsys.readouterr().out
         for part in ("left out: equal responses", "ties", "response length", "duplicate: 2 repeats 1", "SHA-256"):
             assert part in printed
+
+    def test_says_so_when_no_responses_are_equal(self, tmp_path, capsys):
+        path = tmp_path / "f.jsonl"
+        path.write_text(json.dumps(ROWS[0]), encoding="utf-8")
+        check(str(path))
+        assert re.search(r"left out: equal responses\W+0\b", capsys.readouterr().out)
+
+    def test_tells_which_rows_were_rewritten(self, tmp_path, capsys):
+        row = {
+            **{"idx": 1, "instruction": "True?", "input": "", "response1": True, "response2": "No."},
+            **{"annotator1": 1, "annotator2": 1, "annotator3": 1},
+        }
+        path = tmp_path / "testset-v1.json"
+        path.write_text(json.dumps([row]), encoding="utf-8")
+        check(data=DataConfig(source="pandalm", split="test", path=str(path)))
+        assert re.search(r"rewritten: JSON boolean cast to text\W+1\b", capsys.readouterr().out)
 
     def test_of_a_source_with_options(self, tmp_path):
         path = tmp_path / "f.csv"

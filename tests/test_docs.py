@@ -33,6 +33,8 @@ OURS = [
     ROOT / name
     for name in (
         "CONTRIBUTING.md",
+        "docs/backends.md",
+        "docs/benchmarks.md",
         "docs/data.md",
         "docs/footguns.md",
         "docs/methods.md",

@@ -1,8 +1,10 @@
 """The verb end to end with a scripted judge: what is written, what is refused, and what an interruption costs."""
 
+import dataclasses
 import hashlib
 import json
 import logging
+import math
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import ExactScorer, LexicalScorer
 from nlhf.errors import UserError
-from nlhf.evaluate import evaluate, evaluate_judge
+from nlhf.evaluate import evaluate, evaluate_judge, judge_and_score
 from nlhf.files import write_jsonl
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
@@ -21,7 +23,7 @@ from nlhf.ledger import read_ledger
 from nlhf.models import ModelConfig
 from nlhf.pairs import HumanCritique, Pair, Turn
 from nlhf.report import report
-from nlhf.results import load_run
+from nlhf.results import Evaluation, compare_run_decisions, compare_runs, load_run
 from nlhf.sources import DataConfig
 
 MODEL = ModelConfig("random:qwen3-tiny")
@@ -80,7 +82,7 @@ def setup(tmp_path, monkeypatch):
     """Arguments of `evaluate` for ten pairs and the scripted judge, which is returned with them."""
     write_jsonl(tmp_path / "pairs.jsonl", (p.to_dict() for p in make_pairs()))
     generator = Scripted()
-    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda model, sampling: generator)
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda *_: generator)
     monkeypatch.setattr("nlhf.models.model_hash", lambda name, *_: f"hash of {name}")
     arguments = {
         "model": MODEL,
@@ -104,6 +106,7 @@ def test_a_run_writes_its_folder(setup, tmp_path):
         "manifest.json",
         "pairs.jsonl",
         "judgements.jsonl",
+        "timing.jsonl",
         "metrics.json",
         "report.md",
         "report.html",
@@ -257,7 +260,7 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(setup, tmp_path, kept, 
 def test_a_kill_costs_one_chunk(setup, tmp_path, monkeypatch):
     arguments, _ = setup
     dying = Scripted(fail_after=8)
-    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda model, sampling: dying)
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda *_: dying)
     with pytest.raises(KeyboardInterrupt):
         evaluate(**arguments)
     assert len((tmp_path / "run" / "judgements.jsonl").read_text().splitlines()) == 8
@@ -299,6 +302,80 @@ def test_resume_refuses_changed_data(setup, tmp_path):
         evaluate(**arguments, resume=True)
 
 
+def test_the_probe_stands_apart(setup, tmp_path):
+    """Its judgements have a file of their own, its figures a place of their own, and no other figure moves."""
+    arguments, generator = setup
+    plain = evaluate(**arguments | {"out": str(tmp_path / "plain")})
+    generator.reply = lambda prompt, k: Reply("<critics>\nA praise: x\n</critics><choice>[[A]]</choice>", False, 9)
+    with_probe = evaluate(**arguments | {"out": str(tmp_path / "plain")}, resume=True)
+    assert with_probe == plain
+    probed = evaluate(**arguments, probe=True)
+    assert (probed.metrics["accuracy"].k, probed.metrics["accuracy"].n) == (10, 20)  # always A: half are right
+    assert set(probed.probe.subsets) == {"empty", "colon", "solution"}
+    assert all(found["accuracy"].n == 20 for found in probed.probe.subsets.values())
+    assert probed.probe.subsets["empty"]["accuracy"].value == 0.5
+    run = load_run(tmp_path / "run")
+    assert run.evaluation == probed
+    assert len(run.records) == 20
+    assert "Probe: empty" in (tmp_path / "run" / "report.md").read_text()
+    written = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert written["probe"]["subsets"]["colon"]["accuracy"]["n"] == 20
+    (tmp_path / "run" / "probe.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"probe\.jsonl does not hold one judgement for each pair"):
+        load_run(tmp_path / "run")
+
+
+def test_the_time_is_kept_apart_from_the_judgements(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments)
+    run = load_run(tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
+    assert sum(row["judgements"] for row in rows) == 20
+    assert run.seconds == pytest.approx(sum(row["seconds"] for row in rows))
+    report([str(tmp_path / "run")], str(tmp_path / "again"))
+
+
+class Sure(Scripted):
+    """Also says how likely its verdicts are: nine to one for what it finds better, whichever stands first."""
+
+    def choice_log_probs(self, prompts, prefixes, continuations, progress=None):
+        if progress:
+            progress(len(prompts))
+        sides = ["A" if p[0]["content"].index("splendid") < p[0]["content"].index("dismal") else "B" for p in prompts]
+        return [[math.log(0.9 if side in text else 0.1) for text in continuations] for side in sides]
+
+
+def test_by_probability(setup, tmp_path, monkeypatch):
+    arguments, _ = setup
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda *_: Sure())
+    evaluation = evaluate(**arguments, mode="probability")
+    assert evaluation.metrics["accuracy"].value == 1
+    assert evaluation.metrics["brier"].value == pytest.approx(0.01)
+    assert evaluation.metrics["calibration_error"].value == pytest.approx(0.1)
+    [point] = evaluation.reliability
+    assert (point.n, point.confidence, point.accuracy) == (10, pytest.approx(0.9), 1)
+    assert load_run(tmp_path / "run").evaluation == evaluation
+    row = json.loads((tmp_path / "run" / "judgements.jsonl").read_text().splitlines()[1])
+    assert (row["order"], row["verdict"], row["probability"]) == ("BA", "B", pytest.approx(0.1))
+
+
+def test_a_generator_without_probabilities_is_refused_at_the_start(setup, tmp_path):
+    arguments, _ = setup
+    with pytest.raises(UserError, match="gives no probabilities"):
+        evaluate(**arguments, mode="probability")
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_that_count_votes_differently_are_not_compared(setup, tmp_path):
+    arguments, _ = setup
+    evaluate(**arguments)
+    run = load_run(tmp_path / "run")
+    other = dataclasses.replace(run, config=run.config | {"vote": "mean_strength"})
+    for compare in (compare_runs, compare_run_decisions):
+        with pytest.raises(UserError, match=r"differ in vote \(majority and mean_strength\)"):
+            compare(run, other)
+
+
 # The core
 
 
@@ -323,7 +400,8 @@ def test_a_failed_score_is_no_score_and_is_made_good_later():
     failed = evaluate_judge(judge(), pairs, scorer=scorer, resamples=0)
     assert (failed.metrics["scorer_failures"].k, failed.metrics["critique_f1"].n) == (4, 0)
     scorer.busy = False
-    again = evaluate_judge(judge(), pairs, scorer=scorer, resamples=0, done=failed.records)
+    records = judge_and_score(judge(), pairs, scorer=scorer, done=failed.records)
+    again = Evaluation.of(records, resamples=0)
     assert (again.metrics["scorer_failures"].k, again.metrics["critique_f1"].k) == (0, 4)
 
 
@@ -341,8 +419,8 @@ def test_pairs_without_a_human_critique_are_not_scored():
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 1000])
 def test_chunks_do_not_matter(chunk_size):
-    whole = evaluate_judge(judge(), make_pairs(), scorer=ExactScorer(), resamples=20)
-    assert evaluate_judge(judge(), make_pairs(), scorer=ExactScorer(), resamples=20, chunk_size=chunk_size) == whole
+    whole = judge_and_score(judge(), make_pairs(), scorer=ExactScorer())
+    assert judge_and_score(judge(), make_pairs(), scorer=ExactScorer(), chunk_size=chunk_size) == whole
 
 
 # The verb `report`
@@ -356,6 +434,7 @@ def test_runs_are_compared_with_the_baseline(setup, tmp_path):
     text = (tmp_path / "both" / "report.md").read_text()
     assert "Differences from other" in text
     assert "| Accuracy | run | +0.0 points [+0.0, +0.0] | equal |" in text
+    assert "| Pairs decided rightly (McNemar's exact test) | run | 0 only here, 0 only there; p = 1 | equal |" in text
     assert "Differences from" in (tmp_path / "both" / "report.html").read_text()
 
 

@@ -19,7 +19,8 @@ GPU = {
     "helpsteer3_qwen3_4b": (8, ("ACCELERATE_USE_FSDP", "true"), 4_022_468_096),
     "helpsteer3_qwen3_32b": (32, ("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3"), 32_762_123_264),
 }
-GPU_TRAINING = [(folder, arm) for folder in GPU for arm in ("outcome_only", "rm_nlhf")]
+ARMS = ("outcome_only", "rm_nlhf", "rm_nlhf_metarm_offline", "rm_nlhf_metarm_online")
+GPU_TRAINING = [(folder, arm) for folder in GPU for arm in ARMS]
 PROMPTS, ROLLOUTS = 256, 8  # of one step, in the paper
 
 
@@ -113,6 +114,8 @@ def gpu_values(folder: str, arm: str, preferences: Path, out: Path) -> dict:
     set_key(values, "model.tokenizer", "random:qwen3-tiny", path)
     if "process" in values:
         set_key(values, "process.init_args.scorer", {"class_path": "lexical"}, path)
+        if values["process"]["class_path"] == "metarm.MetaReward":  # made by the cold start
+            set_key(values, "process.init_args.model", "random:qwen3-tiny", path)
     return {**values, "out": str(out), "dry_run": True}
 
 
@@ -134,6 +137,49 @@ def test_dry_run_of_a_gpu_experiment_prints_its_budget(folder, arm, preferences,
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("folder", GPU)
+def test_dry_run_of_a_cold_start_of_metarm_prints_its_budget(folder, preferences, tmp_path, monkeypatch, capsys):
+    """Eight processes with all weights each; 200 pairs, four rollouts each, three epochs of 512 rows."""
+    from metarm.__main__ import VERBS as METARM
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    path = str(EXPERIMENTS / folder / "metarm_cold_start.yaml")
+    values = read_yaml(path)
+    set_key(values, "data.0.path", str(preferences / "helpsteer3"), path)
+    set_key(values, "scorer", {"class_path": "lexical"}, path)
+    call(METARM["train"][0], "metarm train", {**values, "out": str(tmp_path / "run"), "dry_run": True})
+    printed = capsys.readouterr().err
+    assert "1,720,574,976" in printed
+    assert "steps of 512 sequences on 8 process(es)" in printed
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("folder", GPU)
+def test_metarm_has_the_papers_settings(folder):
+    cold, offline, online, human = (
+        read_yaml(str(EXPERIMENTS / folder / f"{name}.yaml"))
+        for name in ("metarm_cold_start", "rm_nlhf_metarm_offline", "rm_nlhf_metarm_online", "rm_nlhf")
+    )
+    sft, judge = cold["sft"], cold["judge"]
+    assert sft["per_device_train_batch_size"] * sft["gradient_accumulation_steps"] * 8 == 512
+    assert [sft[k] for k in ("learning_rate", "lr_scheduler_type", "num_train_epochs")] == [1e-5, "cosine", 3]
+    assert [sft[k] for k in ("warmup_steps", "weight_decay", "validation_share", "max_length")] == [
+        0.01, 0.01, 0.05, 10_240,
+    ]  # fmt: skip
+    assert (judge["samples"], judge["sampling"]["temperature"]) == (4, human["grpo"]["temperature"])
+    assert judge["model"]["name"] == human["model"]["name"]
+    assert cold["scorer"]["class_path"] == human["process"]["init_args"]["scorer"]["class_path"]
+    process = online["process"]["init_args"]
+    assert [process.pop(k) for k in ("online", "learning_rate", "max_grad_norm")] == [True, 5e-6, 1.0]
+    assert offline["process"]["init_args"].pop("online") is False
+    assert online == offline
+    for values in (offline, human):
+        del values["process"], values["grpo"]["extra"]["vllm_gpu_memory_utilization"]
+    assert offline == human
+
+
 @pytest.mark.parametrize(("folder", "arm"), GPU_TRAINING)
 def test_a_step_is_the_papers(folder, arm):
     grpo = read_yaml(str(EXPERIMENTS / folder / f"{arm}.yaml"))["grpo"]
@@ -143,12 +189,13 @@ def test_a_step_is_the_papers(folder, arm):
     assert GPU[folder][0] % grpo["extra"]["vllm_tensor_parallel_size"] == 0
 
 
+@pytest.mark.parametrize("arm", ARMS[1:])
 @pytest.mark.parametrize("folder", GPU)
-def test_the_scorer_is_what_the_hub_would_load(folder):
+def test_the_scorer_is_what_the_hub_would_load(folder, arm):
     """The dry run replaces the scorer; here its class and arguments are checked, without loading the encoder."""
     import inspect
 
-    values = read_yaml(str(EXPERIMENTS / folder / "rm_nlhf.yaml"))
+    values = read_yaml(str(EXPERIMENTS / folder / f"{arm}.yaml"))
     spec = ClassSpec.from_dict(values["process"]["init_args"]["scorer"])
     assert set(spec.init_args) <= set(inspect.signature(spec._import()).parameters)
 

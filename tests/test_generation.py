@@ -8,6 +8,7 @@ import torch
 from nlhf.errors import UserError
 from nlhf.generation import GumbelNoise, SamplingConfig, TransformersGenerator, _mix
 from nlhf.models import ModelConfig, load_model, load_tokenizer, render_chat
+from nlhf.prefill import common_length
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,69 @@ def test_context_window_counts_prompt_and_reply(generator, model, monkeypatch):
     monkeypatch.setattr(model.config, "max_position_embeddings", 60)
     with pytest.raises(UserError, match=r"context of 60 less sampling\.max_new_tokens, 12"):
         generator().generate(PROMPTS)
+
+
+@pytest.fixture
+def early_ends(model, monkeypatch):
+    """Every eighth token ends a reply, so that sampled replies end at all lengths."""
+    monkeypatch.setattr(model.generation_config, "eos_token_id", list(range(0, 256, 8)))
+
+
+@pytest.fixture
+def shapes(model):
+    """[rows, tokens] of everything that the model reads."""
+    read = []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    yield read
+    hook.remove()
+
+
+def test_replies_that_end_early_leave_the_batch_and_the_others_as_they_are(generator, early_ends):
+    options = {"temperature": 1.0, "max_new_tokens": 45}
+    expected = generator(batch_size=1, **options).generate(PROMPTS, 4)
+    lengths = {reply.tokens for group in expected for reply in group}
+    assert min(lengths) < 5
+    assert max(lengths) > 20  # beyond a chunk
+    assert any(reply.truncated for group in expected for reply in group) == (45 in lengths)
+    for batch_size in (7, 64):
+        assert generator(batch_size=batch_size, **options).generate(PROMPTS, 4) == expected
+
+
+def test_long_greedy_replies_are_what_step_by_step_argmax_gives(generator, model, tokenizer):
+    """More than two chunks; a chunk must go on exactly where the one before stopped."""
+    replies = generator(max_new_tokens=35).generate(PROMPTS[:3])
+    for prompt, [reply] in zip(PROMPTS, replies, strict=False):
+        ids = render_chat(tokenizer, prompt)
+        start = len(ids)
+        with torch.no_grad():
+            for _ in range(35):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        assert reply.text == tokenizer.decode(ids[start:], skip_special_tokens=True)
+
+
+def test_ended_replies_are_not_computed_on(generator, early_ends, shapes):
+    generator(temperature=1.0, max_new_tokens=45, batch_size=64).generate(PROMPTS, 4)
+    rows = [rows for rows, tokens in shapes if tokens == 1]
+    assert rows[0] == 28
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < 14
+
+
+def test_k_votes_read_their_prompt_once_and_all_prompts_their_common_beginning(generator, tokenizer, shapes):
+    """Two prompts, four votes each: beginning, the rest less the last token, then one token a row and step."""
+    lengths = [len(render_chat(tokenizer, prompt)) for prompt in PROMPTS[:2]]
+    shared = common_length([render_chat(tokenizer, prompt) for prompt in PROMPTS[:2]])
+    assert shared > 5
+    generator(temperature=1.0, max_new_tokens=3).generate(PROMPTS[:2], samples=4)
+    assert shapes == [(1, shared), (2, max(lengths) - shared - 1), (8, 1), (8, 1), (8, 1)]
+
+
+def test_one_prompt_is_read_once_for_all_its_votes(generator, tokenizer, shapes):
+    length = len(render_chat(tokenizer, PROMPTS[1]))
+    generator(temperature=1.0, max_new_tokens=2).generate([PROMPTS[1]], samples=4)
+    assert shapes == [(1, length - 1), (4, 1), (4, 1)]
 
 
 def test_progress_counts_each_prompt_once(generator):

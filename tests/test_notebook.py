@@ -232,7 +232,7 @@ def test_a_notebook_is_committed_without_outputs_and_machine_paths(path):
 
 @pytest.fixture
 def execute(tmp_path, monkeypatch):
-    """Run the notebook with this interpreter's kernel, whatever kernels the user has; gives back all that it shows."""
+    """Run a notebook with this interpreter's kernel, whatever kernels the user has; gives back all that it shows."""
     import nbformat
     from ipykernel.kernelspec import install
     from nbclient import NotebookClient
@@ -244,11 +244,11 @@ def execute(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / name))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    for name in ("NLHF_RUN", "NLHF_OTHER_RUN"):
+    for name in ("NLHF_RUN", "NLHF_OTHER_RUN", "NLHF_PROFILE"):
         monkeypatch.delenv(name, raising=False)
 
-    def run() -> str:
-        notebook = nbformat.read(ROOT / "notebooks" / "explore_judgements.ipynb", as_version=4)
+    def run(name: str = "explore_judgements") -> str:
+        notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
         notebook.cells.append(nbformat.v4.new_code_cell("import sys; print(sys.executable)"))
         resources = {"metadata": {"path": str(ROOT / "notebooks")}}
         NotebookClient(notebook, kernel_name="python3", timeout=240, startup_timeout=180, resources=resources).execute()
@@ -304,3 +304,27 @@ def test_the_notebook_shows_the_run_that_it_is_given(execute, tmp_path, monkeypa
     assert "&lt;script&gt;alert" in text
     assert "0 of 5 pairs are flipped" in text
     assert "Set NLHF_OTHER_RUN to compare" in text
+
+
+def test_the_notebook_of_self_distillation_runs_without_a_run(execute):
+    text = execute("explore_self_distillation")
+    assert re.search(r"Shape: not U-shaped: one-sided, at high dH", text)
+    assert "&lt;critics&gt;" in text  # a word that is kept, and a token
+    assert "kept for training" in text
+    assert text.count("image/png") == 3
+
+
+def test_the_notebook_of_self_distillation_shows_the_run_that_it_is_given(execute, tmp_path, monkeypatch):
+    """On an untrained model, whose replies are noise, with attacks in the pairs."""
+    from nlhf.files import write_jsonl
+    from selfdistill.__main__ import main
+
+    write_jsonl(tmp_path / "pairs.jsonl", [p.to_dict() for p in make_run(ATTACK).pairs.values()])
+    arguments = ["profile", "--model.name", "random:qwen3-tiny", "--sampling.max_new_tokens", "12", "--samples", "1"]
+    data = ["--data.source", "jsonl", "--data.path", str(tmp_path / "pairs.jsonl"), "--out", str(tmp_path / "mine")]
+    assert main([*arguments, *data]) == 0
+    monkeypatch.setenv("NLHF_PROFILE", str(tmp_path / "mine"))
+    text = execute("explore_self_distillation")
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+    assert "of 5 rollouts" in text

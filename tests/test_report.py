@@ -1,83 +1,27 @@
 """The page shows what it was given as text, needs nothing from outside, and says how its figures were made."""
 
+import base64
 import dataclasses
+import hashlib
+import itertools
+import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from nlhf.critique.arguments import Argument
+import nlhf.report
+from nlhf.benchmark_scores import Score
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.errors import UserError
-from nlhf.metrics import Record
-from nlhf.pairs import HumanCritique, Pair, Turn
-from nlhf.report import MAX_CHARACTERS, build_report
+from nlhf.pairs import HumanCritique
+from nlhf.report import build_report
+from nlhf.report_browser import MAX_CHARACTERS, script_json
 from nlhf.results import Evaluation, Run
+from tests.report_runs import ATTACK, make_run
 
-ATTACK = "<script>alert('x')</script></script><img src=x onerror=alert(1)>\"'><b>&amp;</b> {{ 7 * 7 }} ${x} | `a`"
-
-
-def make_run(name="run", n=4, text="plain", verdict="A", scorer=True, orders="both", **config) -> Run:
-    """A run whose every text that a model, a data set or a user may write is ``text``."""
-    pairs = [
-        Pair(
-            f"{i} {text}",
-            [Turn(text, f"question {text}")],
-            f"a {text}",
-            f"b {text}",
-            label="A",
-            critiques=[HumanCritique(strengths_a=f"human {text}")],
-            subset=f"s{i % 2} {text}",
-        )
-        for i in range(n)
-    ]
-    argument = Argument("A", 1, f"argument {text}")
-    match = CritiqueMatch(1, 1, 1, ((0, 0),), (argument, Argument("A", 1, "other")), (argument,), False, None)
-    records = [
-        Record(
-            p.id,
-            p.cluster,
-            p.subset,
-            order,
-            0,
-            "A",
-            verdict,
-            critique=f"critique {text}",
-            match=match if scorer else None,
-            reply=f"reply {text}",
-            tokens=5,
-            prompt_hash=f"hash {text}",
-            length_a=3,
-            length_b=2,
-        )
-        for p in pairs
-        for order in (("AB", "BA") if orders == "both" else (orders,))
-    ]
-    return Run(
-        folder=Path("runs") / name,
-        name=name,
-        config={
-            "model": {"name": f"model {text}"},
-            "data": {"source": "jsonl", "split": f"split {text}"},
-            "format": "rm_nlhf",
-            "sampling": {"temperature": 0.0, "max_new_tokens": 64},
-            "scorer": {"class_path": "exact", "init_args": {"model": text}} if scorer else None,
-            "orders": orders,
-            "samples": 1,
-            "resamples": 20,
-            "seed": 0,
-            "wrong_critique_threshold": 0.5,
-        }
-        | config,
-        environment={"nlhf": "0", "commit": "abc", "dirty": True, "time": "now"},
-        manifest={
-            "data": {"data_hash": "d" * 64},
-            "model_hash": "m",
-            "judge": {"prompt_hash": "p", "ties": False},
-        },
-        pairs={p.id: p for p in pairs},
-        evaluation=Evaluation.of(records, resamples=20),
-    )
+ASSETS = Path(nlhf.report.__file__).parent / "assets" / "report"
 
 
 class Outline(HTMLParser):
@@ -108,22 +52,56 @@ def outline(*runs: Run) -> Outline:
     return Outline(build_report(runs).html)
 
 
+def data(page: str) -> dict:
+    """What the browser of judgements is given."""
+    (found,) = (json.loads(text) for text in Outline(page).scripts if text.startswith("{"))
+    return found
+
+
 @pytest.mark.parametrize("runs", [1, 2], ids=["one run", "comparison"])
 @pytest.mark.parametrize("scorer", [True, False], ids=["scored", "not scored"])
 def test_no_text_becomes_markup(runs, scorer):
     def page(text):
         names = [f"run {k} {text}" for k in range(runs)]
-        return outline(*(make_run(name, text=text, scorer=scorer) for name in names))
+        return build_report([make_run(name, text=text, scorer=scorer) for name in names]).html
 
-    attacked, plain = page(ATTACK), page("plain")
+    attacked, plain = Outline(page(ATTACK)), Outline(page("plain"))
     assert [tag for tag, _ in attacked.tags] == [tag for tag, _ in plain.tags]
-    assert attacked.scripts == plain.scripts
-    assert len(plain.scripts) == 1
+    assert attacked.scripts[1:] == plain.scripts[1:]
+    assert len(plain.scripts) == 2
     assert not any(key.startswith("on") for _, attributes in attacked.tags for key in attributes)
-    for what in ("question", "a", "b", "reply", "run 0", "model", "split"):
+    for what in ("run 0", "model", "split", "s0"):
         assert f"{what} {ATTACK}" in attacked.text, what
-    assert f"{'argument' if scorer else 'critique'} {ATTACK}" in attacked.text
-    assert {attributes["data-tags"] for tag, attributes in attacked.tags if attributes.get("class") == "card"}
+    shown = data(page(ATTACK))
+    pair, judgement = shown["pairs"][0], shown["judgements"][0]
+    assert pair["context"] == [[ATTACK, f"question {ATTACK}"]]
+    assert pair["responses"] == [f"a {ATTACK}", f"b {ATTACK}"]
+    assert judgement["reply"] == f"reply {ATTACK}"
+    if scorer:
+        assert judgement["generated"][0]["text"] == f"A praise: argument {ATTACK}"
+    else:
+        assert judgement["critique"] == f"critique {ATTACK}"
+
+
+def test_the_policy_names_the_script_by_its_hash_and_allows_no_other():
+    page = build_report([make_run()]).html
+    (script,) = (text for text in Outline(page).scripts if not text.startswith("{"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = (a["content"] for t, a in Outline(page).tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert f"script-src 'sha256-{digest}';" in policy
+    assert policy.count("unsafe-inline") == 1  # of the style sheet
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["</script>", "<!--<script>", "\u2028\u2029", "\ud800", '\x00\x1b"\\', "评论 مرحبا 😀", "]]>&lt;", "\ud83d\ude00"],
+    ids=["end", "comment", "line ends", "half a surrogate", "controls", "scripts", "entities", "surrogates"],
+)
+def test_data_within_a_script_comes_back_as_it_was(text):
+    page = script_json({text: [text]})
+    assert not set(page) & set("<>&\u2028\u2029")
+    page.encode("utf-8")
+    assert json.loads(page) == json.loads(json.dumps({text: [text]}))
 
 
 def test_the_page_needs_nothing_from_outside():
@@ -152,12 +130,13 @@ def test_ids_are_unique():
     ids=["CJK", "right to left", "full width", "controls", "half a surrogate"],
 )
 def test_any_script_can_be_shown(text):
-    assert f"reply {text}" in build_report([make_run(text=text)]).html
+    assert data(build_report([make_run(text=text)]).html)["judgements"][0]["reply"] == f"reply {text}"
 
 
 def test_the_header_says_how_the_figures_were_made():
     text = " ".join(outline(make_run()).text.split())
     for part in (
+        "jsonl, split split plain, 2 subsets",
         "4 pairs, 8 judgements a run",
         "both; 1 reply to each prompt",
         "every judgement counts once",
@@ -206,33 +185,67 @@ def test_truncation_is_warned_of():
     assert "max_new_tokens." not in build_report([make_run()]).html
 
 
-def cards(page: str) -> list[dict]:
-    return [attributes for _, attributes in Outline(page).tags if attributes.get("class") == "card"]
+def test_a_low_parse_rate_is_warned_of():
+    run = make_run(n=10)
+    silent = [dataclasses.replace(r, verdict=None) if i < 3 else r for i, r in enumerate(run.records)]
+    run = dataclasses.replace(run, evaluation=Evaluation.of(silent, resamples=0))
+    assert "only 85.0 % (17/20) of the replies have a verdict" in build_report([run]).markdown
+    assert "have a verdict, and" not in build_report([make_run()]).markdown
+
+
+@pytest.mark.parametrize(
+    ("judge", "meta", "warned"),
+    [
+        ("Qwen/Qwen3-4B", {"chosen_model": "qwen2.5-72b", "rejected_model": "gpt-4o"}, "named Qwen in 4 of 4 pairs"),
+        ("meta-llama/Llama-3", {"models": "llama-7b_vicuna-7b"}, "named llama in 4 of 4 pairs"),
+        ("Qwen/Qwen3-4B", {"chosen_model": "gpt-4o", "note": "qwen"}, None),
+        ("runs/dolphin", {"chosen_model": "phi-3"}, None),
+        ("Qwen/Qwen3-4B", {}, None),
+    ],
+    ids=["one author", "both in one field", "another family", "part of a word", "unknown"],
+)
+def test_a_judge_of_its_own_kind_is_warned_of(judge, meta, warned):
+    run = make_run(model={"name": judge})
+    run = dataclasses.replace(run, pairs={i: dataclasses.replace(p, meta=meta) for i, p in run.pairs.items()})
+    text = build_report([run]).markdown
+    assert (warned in text) if warned else ("their own kind" not in text)
 
 
 def test_tags_for_the_filters():
-    tags = [card["data-tags"].split() for card in cards(build_report([make_run(n=1)]).html)]
-    assert tags == [["right", "flipped"], ["wrong", "flipped"]]
-    assert cards(build_report([make_run(n=1, verdict=None)]).html)[0]["data-tags"] == "unparsed"
+    def tags(run):
+        return [judgement["tags"] for judgement in data(build_report([run]).html)["judgements"]]
+
+    assert tags(make_run(n=1)) == [["right", "flipped"], ["wrong", "flipped"]]
+    assert tags(make_run(n=1, verdict=None))[0] == ["unparsed"]
     run = make_run(n=1)
     poor = [dataclasses.replace(r, match=dataclasses.replace(r.match, f1=0.1), truncated=True) for r in run.records]
     run = dataclasses.replace(run, evaluation=Evaluation.of(poor, resamples=0))
-    assert cards(build_report([run]).html)[0]["data-tags"].split() == ["right", "flipped", "lucky", "truncated"]
+    assert tags(run)[0] == ["right", "flipped", "lucky", "truncated"]
 
 
 def test_judgements_are_capped_by_whole_pairs_and_the_page_says_so():
     run = make_run(n=20)
     page = build_report([run], max_judgements=7)
-    assert len(cards(page.html)) == 6
-    assert "6 of 40 judgements are shown: all of those on 3 of 20 pairs" in page.html
+    assert len(data(page.html)["judgements"]) == 6
+    assert "6 of 40 judgements are here: all of those on 3 of 20 pairs" in page.html
     assert page == build_report([run], max_judgements=7)
     assert page.html != build_report([run], max_judgements=7, seed=1).html
-    assert "All 40 judgements are shown" in build_report([run]).html
+    assert "All 40 judgements are here" in build_report([run]).html
 
 
-def test_two_runs_show_the_same_pairs():
-    page = build_report([make_run("a", n=20), make_run("b", n=20)], max_judgements=8).html
-    assert [card["data-run"] for card in cards(page)] == ["a", "a", "b", "b"] * 2
+def test_two_runs_show_the_same_pairs_with_each_text_once():
+    shown = data(build_report([make_run("a", n=20), make_run("b", n=20)], max_judgements=8).html)
+    assert [(j["pair"], j["run"], j["order"]) for j in shown["judgements"]] == [
+        (pair, run, order) for pair in (0, 1) for run in (0, 1) for order in ("AB", "BA")
+    ]
+    assert len(shown["pairs"]) == 2
+
+
+def test_humans_call_the_responses_by_the_names_that_the_judge_saw():
+    run = make_run(n=1, scorer=False)
+    pair = dataclasses.replace(next(iter(run.pairs.values())), critiques=[HumanCritique(text="Response A is right")])
+    shown = data(build_report([dataclasses.replace(run, pairs={pair.id: pair})]).html)["pairs"][0]["humans"]
+    assert [shown[order][0][0]["text"] for order in ("AB", "BA")] == ["Response A is right", "Response B is right"]
 
 
 def test_long_texts_are_cut_and_say_so():
@@ -241,9 +254,25 @@ def test_long_texts_are_cut_and_say_so():
 
 
 def test_matched_arguments_carry_the_same_number():
-    page = build_report([make_run(n=1)]).html
-    assert page.count('aria-label="match 1"') == 4  # the judge's and the human's, in both orders
-    assert page.count('class="matched"') == 4
+    for judgement in data(build_report([make_run(n=1)]).html)["judgements"]:
+        assert [argument["match"] for argument in judgement["generated"]] == [1, None]
+        assert [argument["match"] for argument in judgement["reference"]] == [1]
+
+
+def test_a_judgement_has_its_numbers():
+    run = make_run(n=1)
+    sure = [dataclasses.replace(r, probability=0.731, mass=0.9, strength=-2, scores=(7.0, 3.5)) for r in run.records]
+    run = dataclasses.replace(run, evaluation=Evaluation.of(sure, resamples=0))
+    facts = dict(data(build_report([run]).html)["judgements"][0]["facts"])
+    assert facts == {
+        "P(A is better)": "73.1 %",
+        "Mass of the verdicts": "90.0 %",
+        "Strength": "-2",
+        "Scores": "7, 3.5",
+        "Critique": "F1 1.00 (precision 1.00, recall 1.00)",
+        "Reply": "5 tokens",
+        "Prompt": "hash plain",
+    }
 
 
 def test_a_failed_score_gives_its_reason():
@@ -251,13 +280,43 @@ def test_a_failed_score_gives_its_reason():
     failed = [dataclasses.replace(r, match=CritiqueMatch(0, 0, 0, failure="server busy")) for r in run.records]
     run = dataclasses.replace(run, evaluation=Evaluation.of(failed, resamples=0))
     page = build_report([run]).html
-    assert "Not scored: server busy" in page
+    assert dict(data(page)["judgements"][0]["facts"])["Critique"] == "not scored: server busy"
     assert "2 of 2 critiques could not be scored" in page
+
+
+def titles(*runs: Run) -> list[str]:
+    return re.findall(r"<figcaption>(.*?)</figcaption>", build_report(runs).html)
+
+
+def test_a_plot_stands_where_there_is_something_to_plot():
+    always = ["Figures with 95 % intervals", "Accuracy by subset", "Accuracy by the slot of the better response"]
+    run = make_run(n=8, scorer=False)
+    assert titles(run) == always
+    assert titles(make_run()) == [*always, "Distribution of critique F1"]
+    sure = [dataclasses.replace(r, probability=0.6) for r in run.records]
+    sure = dataclasses.replace(run, evaluation=Evaluation.of(sure, resamples=0), name="sure", folder=Path("runs/sure"))
+    assert titles(run, sure) == [
+        *always,
+        "Reliability: accuracy by confidence (dot: share of the pairs; dashes: calibrated)",
+    ]
+    one = dataclasses.replace(run, evaluation=Evaluation.of([dataclasses.replace(r, subset="") for r in run.records]))
+    assert "Accuracy by subset" not in titles(one)
+
+
+def test_the_scores_of_a_benchmark_stand_apart():
+    score = Score("overall", 0.625, 8, "right verdicts", 0.25, 1.0)
+    run = make_run()
+    run = dataclasses.replace(run, evaluation=dataclasses.replace(run.evaluation, scores=[score]))
+    page = build_report([run, make_run("other")])
+    _, own = page.markdown.split("## The benchmark's own scores")
+    assert "| overall | 62.5 % [25.0, 100.0] (n = 8) | – | right verdicts |" in own
+    assert "62.5 % [25.0, 100.0] (n = 8)" in page.html
+    assert "own scores" not in build_report([make_run()]).markdown + build_report([make_run()]).html
 
 
 def test_plots_take_the_colours_of_the_page():
     page = build_report([make_run("$a_b$"), make_run("second")]).html
-    assert page.count("<svg") == 3
+    assert page.count("<svg") == 4
     assert "currentColor" in page
     assert "var(--series-1)" in page
     assert "$a_b$" in page  # no mathematics in names
@@ -275,6 +334,37 @@ def test_no_name_becomes_html_in_markdown():
     markdown = build_report([make_run("<script>alert(1)</script>", text=ATTACK)]).markdown
     assert "<script" not in markdown
     assert "<img" not in markdown
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of ``#rrggbb``, WCAG 2.2."""
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first: str, second: str) -> float:
+    dark, light = sorted(map(luminance, (first, second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_colours_have_contrast(scheme):
+    css = (ASSETS / "report.css").read_text()
+    found = re.findall(r":root \{(.*?)\}", css, re.DOTALL)[scheme]
+    colors = {name: long(value) for name, value in re.findall(r"--([\w-]+): (#\w+);", found)}
+    texts = [*itertools.product(["ink", "dim"], ["paper", "raised"])]
+    texts += [("right", "right-bg"), ("wrong", "wrong-bg"), ("flag", "flag-bg"), ("paper", "ink"), ("paper", "right")]
+    texts += [("ink", "right-bg")]
+    drawn = [(name, "paper") for name in colors if name.startswith("series")]
+    drawn += itertools.product(["edge", "series-0"], ["paper", "raised"])
+    low = {pair: contrast(*map(colors.get, pair)) for pair in texts if contrast(*map(colors.get, pair)) < 4.5}
+    low |= {pair: contrast(*map(colors.get, pair)) for pair in drawn if contrast(*map(colors.get, pair)) < 3}
+    assert low == {}
+
+
+def long(color: str) -> str:
+    return color if len(color) == 7 else "#" + "".join(2 * digit for digit in color[1:])
 
 
 def test_a_run_is_not_compared_with_itself():

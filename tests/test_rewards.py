@@ -1,6 +1,8 @@
 """The rewards of the paper, case by case, and the traps of its public release."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +11,15 @@ from nlhf.critique.scorers import ExactScorer
 from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.pairs import HumanCritique, Pair, Turn
-from nlhf.rewards import CritiqueReward, JudgeReward, RewardConfig, Rollout, total_reward, well_formed
+from nlhf.rewards import (
+    DEFAULT_SCORER,
+    CritiqueReward,
+    JudgeReward,
+    RewardConfig,
+    Rollout,
+    total_reward,
+    well_formed,
+)
 from nlhf.verdict import Verdict
 
 HUMAN = HumanCritique(strengths_a="accuracy", weaknesses_b="accuracy")
@@ -188,3 +198,19 @@ def test_well_formed_limits_are_configurable():
     assert not well_formed(Verdict("A", critique="1\n2"), RewardConfig(max_lines=1))
     assert not well_formed(Verdict("A", critique="123"), RewardConfig(max_characters=2))
     assert well_formed(Verdict("A", critique="12"), RewardConfig(max_characters=2))
+
+
+def test_the_default_scorer_is_the_one_that_agrees_best_with_people():
+    """Its gain over the better of overlap and cosine is above 0 on both sets of human labels, and it is no style."""
+    path = Path(__file__).resolve().parents[1] / "experiments" / "critique_scorers" / "validation.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["figures"][DEFAULT_SCORER]
+    for name in ("metacritique_units", "comve_confusing"):
+        assert found[name]["gain"]["low"] > 0
+    for name in ("metacritique_control", "comve_control"):
+        assert abs(found[name]["value"] - 0.5) <= 0.05
+
+
+def test_without_a_scorer_the_default_is_built(monkeypatch):
+    built = ExactScorer()
+    monkeypatch.setattr("nlhf.critique.learned.LearnedScorer", lambda: built)
+    assert CritiqueReward().scorer is built

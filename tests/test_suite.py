@@ -13,7 +13,7 @@ from nlhf import suite_report
 from nlhf.cli import main
 from nlhf.errors import UserError
 from nlhf.files import read_jsonl
-from nlhf.metrics import SeedInterval
+from nlhf.intervals import SeedInterval
 from nlhf.suite import Arm, Stage, read_yaml, run_job, set_key
 from nlhf.suite import Test as Judged  # pytest would collect it by its own name
 from nlhf.suite_report import Cell, in_percent, markdown, summarize
@@ -115,7 +115,7 @@ def value(folder: Path, seed: int, arm: str, metric: str) -> float:
 def test_all_is_written(finished):
     out = finished / "suite"
     assert {p.name for p in out.iterdir() if not p.name.startswith(".")} == {
-        "config.yaml", "environment.json", "summary.json", "summary.md", "summary.png", "curves.png", "index.html",
+        "config.yaml", "environment.json", "summary.json", "summary.md", "summary.png", "index.html",
         "seed-1", "seed-2",
     }  # fmt: skip
     assert (out / "summary.png").read_bytes().startswith(b"\x89PNG")
@@ -128,6 +128,8 @@ def test_all_is_written(finished):
         "seed-1/trained/test-in-distribution/report.html",
     ):
         assert part in page
+    assert page.count("<svg") == 4  # reward, and three figures of the validation, in the page's own colours
+    assert "During training" in (out / "seed-1/trained/test-in-distribution/report.html").read_text()
     for seed in (1, 2):
         assert (out / f"seed-{seed}" / "start" / "train" / "final").is_dir()
         assert (out / f"seed-{seed}" / "trained" / "done").is_file()
@@ -178,6 +180,18 @@ def test_the_summary_is_what_a_hand_computes(finished):
         assert cell["difference"]["mean"] == pytest.approx(sum(differences) / 2, abs=1e-12)
         half = 12.7062 * abs(differences[0] - differences[1]) / 2
         assert cell["difference"]["low"] == pytest.approx(sum(differences) / 2 - half, rel=1e-4, abs=1e-9)
+
+
+def test_the_summary_keeps_the_curves_of_the_trained_arm(finished):
+    curves = json.loads((finished / "suite" / "summary.json").read_text())["curves"]
+    found = {c["key"]: c for c in curves}
+    assert {c["name"] for c in curves} == {"trained"}
+    assert found["reward"]["steps"] == [1, 2, 3]
+    assert found["validation/accuracy"]["steps"] == [0, 1, 2, 3]
+    logs = (finished / "suite" / f"seed-{seed}" / "trained" / "train" / "metrics.jsonl" for seed in (1, 2))
+    rewards = [[row["reward"] for _, row in read_jsonl(log) if "reward" in row] for log in logs]
+    means = [sum(pair) / 2 for pair in zip(*rewards, strict=True)]
+    assert found["reward"]["mean"] == pytest.approx(means, abs=1e-5)
 
 
 def test_an_interrupted_suite_does_what_is_left(finished, tmp_path, monkeypatch, in_process):

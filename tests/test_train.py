@@ -566,7 +566,7 @@ def test_pairs_in_two_sources_must_differ(tmp_path, capsys):
         ({"samples__every": 0}, ["samples.every"]),
         ({"validation": {**VALIDATION, "every": 0}}, ["validation.every must be at least 1"]),
         ({"validation": {"data": {"source": "sandbox"}, "metric": "critique_f1"}}, ["validation.scorer is not set"]),
-        ({"process": {"class_path": "critique"}}, ["critique needs init_args.scorer"]),
+        ({"process": {"class_path": "metarm.MetaReward"}}, ["metarm.MetaReward needs init_args.model"]),
         ({"process": "critik"}, ["Did you mean 'critique'?"]),
         ({"model__name": "no-such/folder/here"}, ["no-such/folder/here does not exist"]),
     ],

@@ -10,12 +10,8 @@ Needs the extra ``openai``: ``pip install 'nlhf[openai]'``.
 import hashlib
 import json
 import logging
-import os
-import random
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,13 +22,13 @@ from nlhf.errors import UserError
 from nlhf.files import to_json, write_text
 from nlhf.model_names import cache_dir
 from nlhf.pairs import HumanCritique, Pair
+from nlhf.server_config import ServerConfig
+from nlhf.servers import ChatServer, Completion, Failure, MalformedReplyError, Question, Usage, encodable
 
 logger = logging.getLogger(__name__)
 
 ResponseFormat = Literal["json_schema", "json_object", "none"]
 _POLARITY = {"praise": 1, "blame": -1, None: None}
-_RETRIED_STATUS = (408, 409, 425, 429)
-_LONGEST_WAIT = 60.0  # seconds
 
 INSTRUCTIONS = """\
 You compare two critiques of the same two responses, A and B. The user message is a JSON object: "generated" is a \
@@ -86,41 +82,6 @@ SCHEMA = {
 }
 
 
-class MalformedReplyError(ValueError):
-    """The reply is not the JSON object that was asked for."""
-
-
-@dataclass
-class Usage:
-    """What the scorer has asked for since it was built."""
-
-    requests: int = 0
-    """HTTP requests sent, retries included."""
-
-    cached: int = 0
-    """Comparisons answered from the cache."""
-
-    retries: int = 0
-    """Requests repeated after an error or a malformed reply."""
-
-    malformed: int = 0
-    """Replies that were not what was asked for."""
-
-    failures: int = 0
-    """Comparisons given up; each is a `CritiqueMatch` with a failure."""
-
-    prompt_tokens: int = 0
-    """Tokens read by the server's model."""
-
-    completion_tokens: int = 0
-    """Tokens written by it."""
-
-    def add(self, other: "Usage") -> None:
-        """Add the counts of another."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
-
-
 class LLMScorer(CritiqueScorer):
     """Agreement of critiques as a language model sees it.
 
@@ -137,7 +98,7 @@ class LLMScorer(CritiqueScorer):
         self,
         model: str,
         base_url: str | None = None,
-        api_key_env: str = "OPENAI_API_KEY",
+        api_key_env: str | None = None,
         cache: str | None = None,
         concurrency: int = 8,
         attempts: int = 4,
@@ -153,7 +114,8 @@ class LLMScorer(CritiqueScorer):
         Args:
             model: Name of the model at the server.
             base_url: Address of the server up to ``/v1``; None is OpenAI's.
-            api_key_env: Environment variable with the key; a server of your own may need none.
+            api_key_env: Name of the environment variable with the key; None is OPENAI_API_KEY for OpenAI's own address
+                and no key for any other.
             cache: Folder of kept replies; None is ``$NLHF_CACHE/critiques`` or ``~/.cache/nlhf/critiques``.
             concurrency: Requests under way at once.
             attempts: Requests for one comparison before it counts as failed.
@@ -167,26 +129,24 @@ class LLMScorer(CritiqueScorer):
         Raises:
             UserError: a setting is out of range, the key is missing, or the package openai is not installed.
         """
-        for setting, value in (("concurrency", concurrency), ("attempts", attempts), ("max_tokens", max_tokens)):
+        for setting, value in (("attempts", attempts), ("max_tokens", max_tokens)):
             if value < 1:
                 raise UserError(f"llm scorer: {setting} must be at least 1, got {value}")
-        if timeout <= 0 or backoff < 0:
-            raise UserError("llm scorer: timeout must be positive and backoff must not be negative")
-        self.model, self.concurrency, self.attempts, self.backoff = model, concurrency, attempts, backoff
-        self.price_per_million = price_per_million
-        self.usage = Usage()
-        self._cache = Path(cache) if cache else cache_dir() / "critiques"
+        config = _ServerConfig(base_url, api_key_env, concurrency, timeout, attempts - 1, backoff)
+        self.model, self.price_per_million = model, price_per_million
         self._request = _request_options(model, max_tokens, temperature, response_format)
-        self._client = _connect(base_url, api_key_env, timeout)
-        self._where = base_url or "https://api.openai.com/v1"
+        self._server = ChatServer(config, "llm scorer")
+        self._cache = Path(cache) if cache else cache_dir() / "critiques"
+
+    @property
+    def usage(self) -> Usage:
+        """Requests, retries, failures and tokens so far; a failure is a comparison given up."""
+        return self._server.usage
 
     @property
     def cost(self) -> float | None:
         """What the tokens so far have cost, in the currency of ``price_per_million``; None without prices."""
-        if self.price_per_million is None:
-            return None
-        read, written = self.price_per_million
-        return (self.usage.prompt_tokens * read + self.usage.completion_tokens * written) / 1e6
+        return self.usage.cost(self.price_per_million)
 
     def score(self, critiques: Sequence[str | None], pairs: Sequence[Pair]) -> list[CritiqueMatch | None]:
         """See `CritiqueScorer.score`; equal comparisons of a call are asked once.
@@ -198,108 +158,57 @@ class LLMScorer(CritiqueScorer):
             [_Comparison(critique or "", human) for human in pair.critiques if not human.empty]
             for critique, pair in zip(critiques, pairs, strict=True)
         ]
-        asked = dict.fromkeys(c for row in jobs for c in row if c.generated.strip())
-        answers = dict(zip(asked, self._compare_all(list(asked)), strict=True))
-        for _, usage in answers.values():
-            self.usage.add(usage)
-        failures = sum(usage.failures for _, usage in answers.values())
-        if failures:
-            first = next(match.failure for match, _ in answers.values() if match.failure)
-            logger.warning("llm scorer: %d of %d comparisons failed, the first: %s", failures, len(answers), first)
-        return [_best([answers[c][0] if c in answers else c.empty() for c in row]) for row in jobs]
+        asked = list(dict.fromkeys(c for row in jobs for c in row if c.generated.strip()))
+        answers = dict(zip(asked, self._compare(asked), strict=True))
+        if failed := [match.failure for match in answers.values() if match.failure]:
+            logger.warning(
+                "llm scorer: %d of %d comparisons failed, the first: %s", len(failed), len(answers), failed[0]
+            )
+        return [_best([answers[c] if c in answers else c.unscored() for c in row]) for row in jobs]
 
-    def _compare_all(self, comparisons: list["_Comparison"]) -> list[tuple[CritiqueMatch, Usage]]:
-        with ThreadPoolExecutor(self.concurrency) as pool:
-            futures = [pool.submit(self._compare, comparison) for comparison in comparisons]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:  # a wrong key, or Ctrl-C: what is not under way must not be sent any more
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    def _compare(self, comparisons: list["_Comparison"]) -> list[CritiqueMatch]:
+        found = {c: self._kept(c) for c in comparisons}
+        asked = [c for c, match in found.items() if match is None]
+        self.usage.cached += len(comparisons) - len(asked)
+        for comparison, answer in zip(asked, self._server.ask([self._question(c) for c in asked]), strict=True):
+            if isinstance(answer, Failure) and answer.refused:
+                raise UserError(
+                    f"llm scorer: {self._server.config.url} refuses model {self.model!r} ({answer.reason}); check "
+                    "model, base_url and the key"
+                )
+            failed = isinstance(answer, Failure)
+            found[comparison] = comparison.unscored(answer.reason) if failed else answer
+        return [found[c] for c in comparisons]
 
-    def _compare(self, comparison: "_Comparison") -> tuple[CritiqueMatch, Usage]:
+    def _question(self, comparison: "_Comparison") -> Question[CritiqueMatch]:
         messages = comparison.messages()
-        path = self._cache / f"{_digest([self._where, self._request, messages])}.json"
+
+        def read(completion: Completion) -> CritiqueMatch:
+            if completion.finish_reason == "length":
+                raise MalformedReplyError("cut off at max_tokens; raise it")
+            match = comparison.read(completion.text)
+            write_text(self._path(messages), to_json({"messages": messages, "content": completion.text}))
+            return match
+
+        return Question({**self._request, "messages": messages}, read)
+
+    def _kept(self, comparison: "_Comparison") -> CritiqueMatch | None:
+        path = self._path(comparison.messages())
         kept = _read_cache(path)
-        if kept is not None:
-            try:
-                return comparison.read(kept), Usage(cached=1)
-            except MalformedReplyError:  # kept by a version that read replies otherwise
-                logger.warning("llm scorer: asking again for the cached reply %s, which cannot be read", path)
-        usage, failure, wait = Usage(), "", None
-        for attempt in range(self.attempts):
-            if attempt:
-                usage.retries += 1
-                time.sleep(self._pause(attempt, wait))
-            usage.requests += 1
-            try:
-                content = self._ask(messages, usage)
-                match = comparison.read(content)
-            except MalformedReplyError as error:
-                usage.malformed += 1
-                failure, wait = f"malformed reply: {error}", None
-            except _TransientError as error:
-                failure, wait = str(error), error.wait
-            except _RefusedError as error:  # this comparison only, and asking again would not help
-                failure = str(error)
-                break
-            else:
-                write_text(path, to_json({"messages": messages, "content": content}))
-                return match, usage
-        usage.failures += 1
-        reference = tuple(key_arguments(human_arguments(comparison.human)))
-        return CritiqueMatch(0.0, 0.0, 0.0, reference=reference, failure=failure), usage
-
-    def _pause(self, attempt: int, wait: float | None) -> float:
-        if wait is not None:
-            return min(wait, _LONGEST_WAIT)
-        # Jitter keeps workers that failed together from returning together; it changes no result.
-        return min(self.backoff * 2 ** (attempt - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)
-
-    def _ask(self, messages: list[dict[str, str]], usage: Usage) -> str:
-        import openai
-
+        if kept is None:
+            return None
         try:
-            completion = self._client.chat.completions.create(messages=messages, **self._request)
-        except openai.APIStatusError as error:
-            self._raise_status(error)
-        except openai.APITimeoutError:
-            raise _TransientError("the server did not answer in time") from None
-        except openai.APIConnectionError as error:
-            raise _TransientError(f"cannot reach {self._where} ({error.__cause__ or error})") from None
-        except (openai.APIResponseValidationError, json.JSONDecodeError) as error:
-            raise MalformedReplyError(f"the server's answer cannot be read ({error})") from None
-        if not getattr(completion, "choices", None):
-            raise MalformedReplyError("the server's answer holds no choices")
-        if completion.usage:
-            usage.prompt_tokens += completion.usage.prompt_tokens or 0
-            usage.completion_tokens += completion.usage.completion_tokens or 0
-        choice = completion.choices[0]
-        if choice.finish_reason == "length":
-            raise MalformedReplyError("cut off at max_tokens; raise it")
-        return choice.message.content or ""
+            return comparison.read(kept)
+        except MalformedReplyError:  # kept by a version that read replies otherwise
+            logger.warning("llm scorer: asking again for the cached reply %s, which cannot be read", path)
+            return None
 
-    def _raise_status(self, error: Any) -> None:
-        said = error.body.get("message") if isinstance(error.body, dict) else None
-        status, message = error.status_code, " ".join(str(said or error.message).split())[:300]
-        if status in (401, 403, 404):
-            raise UserError(
-                f"llm scorer: {self._where} refuses model {self.model!r} (HTTP {status}: {message}); check model, "
-                "base_url and the key"
-            ) from None
-        if status in _RETRIED_STATUS or status >= 500:
-            raise _TransientError(f"HTTP {status}: {message}", _seconds(error.response.headers.get("retry-after")))
-        raise _RefusedError(f"HTTP {status}: {message}")
+    def _path(self, messages: list[dict[str, str]]) -> Path:
+        return self._cache / f"{_digest([self._server.config.url, self._request, messages])}.json"
 
 
-class _TransientError(Exception):
-    def __init__(self, message: str, wait: float | None = None):
-        super().__init__(message)
-        self.wait = wait
-
-
-class _RefusedError(Exception):
-    pass
+class _ServerConfig(ServerConfig):
+    where = "llm scorer: "
 
 
 @dataclass(frozen=True)
@@ -309,9 +218,10 @@ class _Comparison:
     generated: str
     human: HumanCritique
 
-    def empty(self) -> CritiqueMatch:
-        """The score of a critique that says nothing; it needs no call."""
-        return CritiqueMatch(0.0, 0.0, 0.0, reference=tuple(key_arguments(human_arguments(self.human))))
+    def unscored(self, failure: str | None = None) -> CritiqueMatch:
+        """What stands in place of a comparison: for a critique that says nothing, or after a failure."""
+        reference = tuple(key_arguments(human_arguments(self.human)))
+        return CritiqueMatch(0.0, 0.0, 0.0, reference=reference, failure=failure)
 
     def messages(self) -> list[dict[str, str]]:
         """The chat messages; both critiques enter whole, as JSON strings that no text can leave."""
@@ -323,7 +233,7 @@ class _Comparison:
             "text": self.human.text,
         }
         shown = {"generated": self.generated, "human": {k: v for k, v in parts.items() if v.strip()}}
-        return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": _encodable(to_json(shown))}]
+        return [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": encodable(to_json(shown))}]
 
     def read(self, content: str) -> CritiqueMatch:
         """Check a reply and compute the score from its lists.
@@ -348,11 +258,6 @@ class _Comparison:
             reference = [reference[fatal]]
         allowed = gate(generated, reference)
         return counted([(i, j) for i, j in matches if allowed[i, j]], generated, reference, repeated)
-
-
-def _encodable(text: str) -> str:
-    """Half of a surrogate pair, which no request can carry, becomes U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _best(matches: list[CritiqueMatch]) -> CritiqueMatch | None:
@@ -427,17 +332,6 @@ def _request_options(
     return options
 
 
-def _connect(base_url: str | None, api_key_env: str, timeout: float) -> Any:
-    try:
-        import openai
-    except ModuleNotFoundError:
-        raise UserError("the llm scorer needs the package openai: pip install 'nlhf[openai]'") from None
-    key = os.environ.get(api_key_env)
-    if not key and base_url is None:
-        raise UserError(f"llm scorer: set the environment variable {api_key_env}, or base_url for a server of your own")
-    return openai.OpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0)
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
@@ -449,10 +343,3 @@ def _read_cache(path: Path) -> str | None:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"llm scorer: the cached reply {path} cannot be read ({error}); remove it") from None
-
-
-def _seconds(header: str | None) -> float | None:
-    try:
-        return max(0.0, float(header)) if header else None
-    except ValueError:  # the header may hold a date
-        return None

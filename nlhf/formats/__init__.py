@@ -11,9 +11,27 @@ from nlhf.errors import UserError, nearest
 from nlhf.formats.base import JudgeFormat
 
 FORMATS = {
+    "arena_hard": "nlhf.formats.choices:ArenaHardFormat",
+    "auto_j": "nlhf.formats.choices:AutoJFormat",
+    "deepseek_grm": "nlhf.formats.scores:DeepSeekGRMFormat",
+    "her_rm": "nlhf.formats.her_rm:HERRMFormat",
+    "j1": "nlhf.formats.choices:J1Format",
+    "judgelrm": "nlhf.formats.scores:JudgeLRMFormat",
+    "llmbar": "nlhf.formats.llmbar:LLMBarFormat",
+    "nemotron_genrm": "nlhf.formats.scores:NemotronGenRMFormat",
+    "prometheus2": "nlhf.formats.choices:Prometheus2Format",
+    "prometheus2_absolute": "nlhf.formats.scores:Prometheus2AbsoluteFormat",
+    "rewardbench": "nlhf.formats.choices:RewardBenchFormat",
+    "rewardbench2": "nlhf.formats.scores:RewardBench2Format",
+    "rewardbench2_ratings": "nlhf.formats.scores:RewardBench2RatingsFormat",
     "rm_nlhf": "nlhf.formats.rm_nlhf:RMNLHFFormat",
+    "rm_r1": "nlhf.formats.choices:RMR1Format",
+    "rrm": "nlhf.formats.choices:RRMFormat",
     "sandbox": "nlhf.formats.sandbox:SandboxFormat",
     "sdrm": "nlhf.formats.sdrm:SDRMFormat",
+    "skywork_critic": "nlhf.formats.choices:SkyworkCriticFormat",
+    "think_rm": "nlhf.formats.choices:ThinkRMFormat",
+    "think_rm_strength": "nlhf.formats.scores:ThinkRMStrengthFormat",
 }
 
 __all__ = ["FORMATS", "JudgeFormat", "get_format"]

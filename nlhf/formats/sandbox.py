@@ -2,7 +2,7 @@
 
 from nlhf.critique.arguments import critique_lines
 from nlhf.formats.rm_nlhf import RMNLHFFormat
-from nlhf.pairs import HumanCritique, Pair
+from nlhf.pairs import HumanCritique, Label, Pair
 
 
 class SandboxFormat(RMNLHFFormat):
@@ -10,6 +10,8 @@ class SandboxFormat(RMNLHFFormat):
 
     name = "sandbox"
     template = "sandbox.jinja"
+    declaration = "<choice> [[{}]] </choice>"
+    reasons = "<critics> {} </critics> "
 
     def variables(self, pair: Pair) -> dict[str, object]:
         """Words of response B become tokens of their own (``exact@B``): a tiny model does not bind words to sides."""
@@ -20,13 +22,13 @@ class SandboxFormat(RMNLHFFormat):
         }
 
     def target(self, pair: Pair, critique: HumanCritique | None, verdict_only: bool = False) -> tuple[str, str]:
-        """See `JudgeFormat.target`."""
+        """See `JudgeFormat.target`; the end of a line is a word as well."""
         _, verdict = super().target(pair, None, verdict_only=True)
         if verdict_only:
-            return "", _spaced(verdict)
+            return "", verdict
         lines = " \n ".join(critique_lines(critique)) if critique else ""
-        return f"<critics> {lines} </critics> ", _spaced(verdict)
+        return self.reasons.replace("{}", lines), verdict
 
-
-def _spaced(verdict: str) -> str:
-    return verdict.replace("<choice>", "<choice> ").replace("</choice>", " </choice>")
+    def verdict_choices(self) -> tuple[str, dict[Label, str]]:
+        """See `JudgeFormat.verdict_choices`; the label and its brackets are one word."""
+        return "<choice>", {label: f" [[{token}]]" for label, token in self._tokens().items()}

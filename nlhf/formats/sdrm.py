@@ -1,18 +1,15 @@
 """The format of SDRM (arXiv 2609.38792): free analysis, then ``<verdict>A</verdict>``.
 
-The prompt in sdrm.jinja is the interface of the released models, byte for byte (Apache-2.0, see NOTICE), with its
-slots rewritten for Jinja.
+The prompt in prompts/sdrm.jinja is the interface of the released models, byte for byte (Apache-2.0, see NOTICE), with
+its slots rewritten for Jinja.
 """
 
 import re
 
-from nlhf.critique.arguments import critique_lines
-from nlhf.errors import UserError
 from nlhf.formats.base import JudgeFormat
-from nlhf.pairs import HumanCritique, Pair, Turn
-from nlhf.verdict import Verdict, half_width, last_block, single_label, strip_thinking
+from nlhf.pairs import Pair, Turn
+from nlhf.verdict import Verdict, last_block, tag
 
-_LABELS = {"A": "A", "B": "B"}
 _STANDALONE = re.compile(r"\b([AB])\b")
 
 
@@ -25,6 +22,8 @@ class SDRMFormat(JudgeFormat):
 
     name = "sdrm"
     template = "sdrm.jinja"
+    declaration = "<verdict>{}</verdict>"
+    pattern = tag("verdict")
 
     def render_context(self, context: list[Turn]) -> str:
         """Turns as ``<user>`` and ``<assistant>`` blocks, a blank line between."""
@@ -38,28 +37,11 @@ class SDRMFormat(JudgeFormat):
             "response_b": _block("assistant", pair.response_b),
         }
 
-    def _parse(self, text: str) -> Verdict:
-        text = strip_thinking(text)
-        block = last_block(half_width(text), "verdict")
-        if not block:
-            return Verdict(None, critique=text.strip() or None)
-        return Verdict(single_label(block[1], _LABELS), critique=text[: block.start()].strip() or None)
-
     def _parse_upstream(self, text: str) -> Verdict:
         block = last_block(text, "verdict")
         found = _STANDALONE.findall(block[1] if block else text)
         critique = text[: block.start()].strip() if block else text.strip()
         return Verdict(found[-1] if found else None, critique=critique or None)
-
-    def target(self, pair: Pair, critique: HumanCritique | None, verdict_only: bool = False) -> tuple[str, str]:
-        """See `JudgeFormat.target`."""
-        if pair.label not in _LABELS:
-            raise UserError(f"pair {pair.id!r}: format {self.name!r} can learn label 'A' or 'B', not {pair.label!r}")
-        verdict = f"<verdict>{pair.label}</verdict>"
-        if verdict_only:
-            return "", verdict
-        lines = critique_lines(critique) if critique else []
-        return "\n".join(lines) + "\n\n", verdict
 
 
 def _block(role: str, content: str) -> str:

@@ -21,6 +21,12 @@ SOURCES = {
     "defacto": "nlhf.sources.defacto",
     "helpsteer3": "nlhf.sources.helpsteer3",
     "jsonl": "nlhf.sources.jsonl",
+    "judgebench": "nlhf.sources.judgebench",
+    "llmbar": "nlhf.sources.llmbar",
+    "pandalm": "nlhf.sources.pandalm",
+    "rewardbench": "nlhf.sources.rewardbench",
+    "rewardbench2": "nlhf.sources.rewardbench2",
+    "rm_bench": "nlhf.sources.rm_bench",
     "rm_nlhf": "nlhf.sources.rm_nlhf",
     "sandbox": "nlhf.sources.sandbox",
     "tulu3_pref": "nlhf.sources.tulu3_pref",
@@ -32,7 +38,8 @@ class DataConfig:
     """One data set to load."""
 
     source: str
-    """Name of the data set: comve, defacto, helpsteer3, jsonl, rm_nlhf, sandbox or tulu3_pref."""
+    """Name of the data set: comve, defacto, helpsteer3, jsonl (your own file, CSV and parquet too), rm_nlhf, sandbox or
+    tulu3_pref; or a benchmark: judgebench, llmbar, pandalm, rewardbench, rewardbench2 or rm_bench."""
 
     split: str = "train"
     """Part of the data set."""

@@ -38,32 +38,64 @@ def load(
         label_map: What your labels mean: ``{"1": "A", "2": "B", "0": "tie"}``.
 
     Raises:
-        UserError: the file is missing, empty or malformed, or a column or label is not known; names file and row.
+        UserError: the file is missing, empty or malformed, or a column or label is not known; names file, row
+            and column.
     """
     if path is None:
         raise UserError("source 'jsonl' reads a local file: name it with --data.path FILE")
-    file = local_file(path, split)
+    # All rows first: whether a column is missing or only left out of some rows cannot be told from one row.
+    yield from read_pairs(list(read_rows(local_file(path, split))), columns, label_map)
+
+
+def read_pairs(
+    rows: list[Row], columns: Mapping[str, str] | None = None, label_map: Mapping[str, str | None] | None = None
+) -> Iterator[Pair]:
+    """Rows of our schema, or mapped onto it, as pairs; a row without an id is called after its line.
+
+    Args:
+        rows: All rows, each with its place.
+        columns: As of `load`.
+        label_map: As of `load`.
+
+    Raises:
+        UserError: a column or label is not known, or a row is malformed; names file, row and column.
+    """
     for name, value in (("columns", columns), ("label_map", label_map)):
         if value is not None and not isinstance(value, Mapping):
             raise UserError(f"option {name!r} must map names to names, as in {{a: b}}, got {value!r}")
     meaning = _checked_label_map(label_map)
-    # All rows first: whether a column is missing or only left out of some rows cannot be told from one row.
-    rows = list(read_rows(file))
     _check_columns(columns or {}, rows)
     for where, row in rows:
-        own = _mapped(row, columns) if columns else dict(row)
-        if own.get("id") in (None, ""):
-            own["id"] = f"row-{where.rsplit(':', 1)[1]}"
-        elif isinstance(own["id"], int) and not isinstance(own["id"], bool):
-            own["id"] = str(own["id"])
-        own["label"] = _label(own.get("label"), meaning, where)
-        own["strength"] = _strength(own.get("strength"))
-        own.setdefault("source", "jsonl")
-        if own.get("critiques") == "":
-            own["critiques"] = None
-        if own.get("meta"):  # a table may hold what JSON has no word for, such as a date
-            own["meta"] = json.loads(json.dumps(own["meta"], default=str))
-        yield Pair.from_dict(own, where)
+        try:
+            yield _pair(row, where, columns or {}, meaning)
+        except UserError as error:
+            raise UserError(_with_column(str(error), columns or {})) from None
+
+
+def _pair(
+    row: Mapping[str, Any], where: str, columns: Mapping[str, str], meaning: Mapping[str, str | None] | None
+) -> Pair:
+    own = _mapped(row, columns) if columns else dict(row)
+    if own.get("id") in (None, ""):
+        own["id"] = f"row-{where.rsplit(':', 1)[1]}"
+    elif isinstance(own["id"], int) and not isinstance(own["id"], bool):
+        own["id"] = str(own["id"])
+    own["label"] = _label(own.get("label"), meaning, where)
+    own["strength"] = _strength(own.get("strength"))
+    own.setdefault("source", "jsonl")
+    if own.get("critiques") == "":
+        own["critiques"] = None
+    if own.get("meta"):  # a table may hold what JSON has no word for, such as a date
+        own["meta"] = json.loads(json.dumps(own["meta"], default=str))
+    return Pair.from_dict(own, where)
+
+
+def _with_column(message: str, columns: Mapping[str, str]) -> str:
+    """The message, with the user's own name of the first field that it blames."""
+    blamed = re.search(r"field '(\w+)'", message)
+    if blamed is None or blamed[1] not in columns:
+        return message
+    return f"{message[: blamed.end()]} (column {columns[blamed[1]]!r}){message[blamed.end() :]}"
 
 
 def _check_columns(columns: Mapping[str, str], rows: list[Row]) -> None:

@@ -15,6 +15,8 @@ from nlhf.files import read_jsonl
 from nlhf.pairs import Pair
 
 Row = tuple[str, dict[str, Any]]
+REWRITTEN = "rewritten"
+"""Key of a pair's ``meta`` that says what of its row was changed; the manifest counts these like rows left out."""
 
 
 def read_rows(path: str | Path) -> Iterator[Row]:

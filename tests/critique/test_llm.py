@@ -45,7 +45,7 @@ class Server:
     """
 
     def __init__(self):
-        self.script, self.default, self.requests = [], answer(), []
+        self.script, self.default, self.requests, self.authorization = [], answer(), [], []
         self.busy = self.most_busy = 0
         self.delay = 0.0
         self.finish_reason = "stop"
@@ -58,6 +58,7 @@ class Server:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with outer.lock:
                     outer.requests.append((self.path, body))
+                    outer.authorization.append(self.headers["authorization"])
                     entry = outer.script.pop(0) if outer.script else outer.default
                     outer.busy += 1
                     outer.most_busy = max(outer.most_busy, outer.busy)
@@ -246,13 +247,13 @@ def test_an_answer_that_is_no_json_is_tried_again(make, server):
     assert match.f1 == 1.0
 
 
-def test_the_wait_that_the_server_names_is_kept(make, server, monkeypatch):
-    waits = []
-    monkeypatch.setattr("nlhf.critique.llm.time.sleep", waits.append)
-    server.script = [(429, {"retry-after": "7"}), (429, {"retry-after": "9999"}), 500]
-    make(backoff=1.0).score([GOOD], [pair()])
-    assert waits[:2] == [7.0, 60.0]
-    assert 2.0 <= waits[2] <= 4.0  # 1 s doubled twice, less up to half
+def test_the_key_of_another_service_is_not_sent(make, server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    make().score([GOOD], [pair()])
+    assert server.authorization == ["Bearer none"]
+    monkeypatch.setenv("MY_KEY", "mine")
+    make(api_key_env="MY_KEY", temperature=1.0).score([GOOD], [pair()])
+    assert server.authorization[-1] == "Bearer mine"
 
 
 @pytest.mark.parametrize(

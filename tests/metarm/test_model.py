@@ -1,8 +1,10 @@
 """The text that MetaRM reads, and scores that depend on nothing else."""
 
 import dataclasses
+import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
@@ -240,3 +242,58 @@ def test_importing_the_package_is_light():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'MetaRewards'"):
         package.MetaRewards  # noqa: B018
+
+
+def pretend_fsdp(monkeypatch) -> None:
+    """As in the second process of a run that shares out the judge by FSDP."""
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):
+        monkeypatch.setenv(name, "true")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+
+def test_under_fsdp_every_process_has_all_weights_and_a_new_head(monkeypatch):
+    """transformers would leave what a checkpoint lacks without weights in all processes but the first."""
+    expected = make(ENCODER).model.state_dict()
+    pretend_fsdp(monkeypatch)
+    found = make(ENCODER).model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+    assert os.environ["FSDP_CPU_RAM_EFFICIENT_LOADING"] == "true"  # as before, for the judge
+
+
+def test_under_zero3_every_process_has_all_weights(metarm_folder):
+    """transformers would load it in parts, as it loads the judge."""
+    from transformers.integrations import deepspeed
+
+    class Zero3:
+        config: ClassVar[dict] = {}
+
+        def is_zero3(self):
+            return True
+
+    expected = MetaRM.load(ModelConfig(str(metarm_folder)), device="cpu").model.state_dict()
+    settings = Zero3()
+    deepspeed.set_hf_deepspeed_config(settings)
+    try:
+        found = MetaRM.load(ModelConfig(str(metarm_folder)), device="cpu").model.state_dict()
+        assert deepspeed.is_deepspeed_zero3_enabled()  # as before, for the judge
+    finally:
+        deepspeed.unset_hf_deepspeed_config()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_equal_texts_are_read_and_scored_once(models, monkeypatch):
+    """The rollouts of a group share their pair, and often their critique."""
+    metarm = models[DECODER]
+    pairs, critiques = rows_of()
+    pairs, critiques = [p for p in pairs for _ in range(3)], [c for c in critiques for _ in range(3)]
+    tokenized, scored = [], []
+    tokens, predict = metarm._tokens, metarm.predict
+    monkeypatch.setattr(metarm, "_tokens", lambda texts: tokenized.extend(texts) or tokens(texts))
+    monkeypatch.setattr(metarm, "predict", lambda rows: scored.extend(rows) or predict(rows))
+    found = metarm.score(pairs, critiques, batch_size=2)
+    assert len(tokenized) == len(set(tokenized))
+    assert len(scored) == len(TEXTS)
+    assert found == [score for score in found[::3] for _ in range(3)]
+    assert found[::3] == pytest.approx(metarm.score(*rows_of(), batch_size=1), abs=1e-5)

@@ -182,6 +182,18 @@ def test_it_learns_from_this_batch_and_then_scores(metarm_folder):
         assert torch.allclose(value, weights(reward)[name], atol=2e-5), name
 
 
+def test_a_text_that_several_rollouts_wrote_goes_through_the_model_once(metarm_folder, monkeypatch):
+    """A right and a wrong verdict after one critique are one text with two targets: the step is that of both rows."""
+    reward = make(metarm_folder)
+    reward.prepare()
+    rows, predict = [], reward.metarm.predict
+    monkeypatch.setattr(reward.metarm, "predict", lambda ids: rows.extend(map(tuple, ids)) or predict(ids))
+    _, logged = call(reward)
+    assert logged["metarm/labelled"] == 12
+    assert len(rows) == 6 + 6 + 6  # learned from, measured afterwards, and the unlabelled ones
+    assert len(set(rows)) == 12
+
+
 def test_every_weight_moves_and_the_error_falls(metarm_folder):
     """Down to its floor: each critique stands under both labels, half of them sound, so that the best score of a text
     is 0.75 or 0.5, and the error (0.75^2 + 0.5^2) / 2 = 0.40625."""

@@ -1,7 +1,12 @@
 """`metarm train`, `metarm evaluate` and `nlhf train` with MetaReward, from YAMLs, on the shipped sandbox judge."""
 
 import json
+import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -136,7 +141,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(trained, tmp_path, sandbox_la
 
 def test_a_second_training_reuses_the_rollouts(trained, tmp_path, sandbox_layout, monkeypatch):
     """The same rollouts, the same seed: the same model, without asking a judge."""
-    monkeypatch.setattr("nlhf.evaluate.make_generator", lambda *_: pytest.fail("a judge was loaded"))
+    monkeypatch.setattr("nlhf.backends.make_generator", lambda *_: pytest.fail("a judge was loaded"))
     values = training(sandbox_layout, rollouts=str(trained), data=None, judge=None, scorer=None)
     folder = run(tmp_path / "again", values)
     assert_same_weights(folder / "final", trained / "final")
@@ -174,6 +179,14 @@ def test_a_dry_run_writes_nothing(tmp_path, sandbox_layout, capsys):
     assert main(["train", "--config", config, "--out", str(tmp_path / "run"), "--dry_run", "true"]) == 0
     assert not (tmp_path / "run").exists()
     assert "152,032" in capsys.readouterr().err
+
+
+def test_a_launcher_that_splits_models_is_refused(tmp_path, sandbox_layout, capsys, monkeypatch):
+    """Its checkpoints would be whole and best/ and final/ would not."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    message = refused(tmp_path / "run", training(sandbox_layout), capsys)
+    assert "keeps all of MetaRM in every process" in message
+    assert "experiments/accelerate/ddp.yaml" in message
 
 
 @pytest.mark.parametrize(
@@ -345,12 +358,44 @@ def test_a_resumed_online_run_equals_an_uninterrupted_one(judged, trained, tmp_p
     assert_same_weights(folder / "final", judged / "final")
     assert rows(folder, "metrics.jsonl") == rows(judged, "metrics.jsonl")
     assert rows(folder, "samples.jsonl") == rows(judged, "samples.jsonl")
-    a, b = (torch.load(f / "checkpoint-6" / "process_reward.pt", weights_only=True) for f in (folder, judged))
+    assert_same_metarm(folder / "checkpoint-6", judged / "checkpoint-6")
+
+
+def assert_same_metarm(one: Path, other: Path) -> None:
+    a, b = (torch.load(folder / "process_reward.pt", weights_only=True) for folder in (one, other))
     assert (a["updates"], a["window"]) == (b["updates"], b["window"])
     for name, value in b["model"].items():
         assert torch.equal(a["model"][name], value), name
     for key, moments in b["optimizer"]["state"].items():
         assert all(torch.equal(a["optimizer"]["state"][key][name], value) for name, value in moments.items())
+
+
+def test_a_killed_online_run_resumes_to_the_same_end(trained, tmp_path):
+    """kill -9 of a real process, at whatever point after the checkpoint of step 4."""
+    values = online(trained / "best", grpo={"max_steps": 10, "save_steps": 2})
+    whole = run(tmp_path / "whole", values, entry=nlhf)
+    out, config = tmp_path / "killed", write(tmp_path / "killed.yaml", values)
+    command = [sys.executable, "-m", "nlhf", "train", "--config", config, "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 240
+        while not (out / "checkpoint-4" / "trainer_state.json").exists():
+            assert process.poll() is None, "the run ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "final").exists()
+    run(out, values, "--resume", "true", entry=nlhf)
+    assert rows(out, "metrics.jsonl") == rows(whole, "metrics.jsonl")
+    assert rows(out, "samples.jsonl") == rows(whole, "samples.jsonl")
+    assert_same_weights(out / "final", whole / "final")
+    assert_same_metarm(out / "checkpoint-10", whole / "checkpoint-10")
+    start = torch.load(whole / "checkpoint-2" / "process_reward.pt", weights_only=True)
+    end = torch.load(whole / "checkpoint-10" / "process_reward.pt", weights_only=True)
+    assert end["updates"] > start["updates"]  # MetaRM learned on after the kill, so there was something to restore
 
 
 def test_the_metarm_of_an_online_run_can_be_evaluated(judged, trained, tmp_path):
@@ -395,15 +440,48 @@ def test_an_online_run_that_cannot_work_is_refused(trained, tmp_path, capsys, ch
 ARMS = ("rm_nlhf_25", "rm_nlhf_25_metarm_offline", "rm_nlhf_25_metarm_online", "metarm_without_outcome")
 
 
-@pytest.mark.parametrize(("name", "verb"), [("metarm_cold_start", "train"), ("metarm_evaluate", "evaluate")])
-def test_the_sandbox_experiment_is_accepted_as_written(name, verb, tmp_path):
+EXPERIMENTS = {
+    path: verb
+    for path in sorted((ROOT / "experiments").glob("*/*.yaml"))
+    for verb in ("train", "evaluate")
+    if re.search(rf"^# Launch: .*metarm {verb} ", path.read_text(encoding="utf-8"), re.MULTILINE)
+}
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_an_experiment_is_accepted_as_written(path, tmp_path):
     import importlib
 
-    values = {"out": str(tmp_path), **read_yaml(str(SANDBOX / f"{name}.yaml"))}
-    values["judge"]["model"]["name"] = START  # made by another experiment
-    values["model"]["name"] = START
+    verb = EXPERIMENTS[path]
+    values = {"out": str(tmp_path), **read_yaml(str(path))}
+    for model in (values["model"], values["judge"]["model"]):
+        if model["name"].startswith("runs/"):  # made by another experiment
+            model["name"] = START
     function = getattr(importlib.import_module(f"metarm.{verb}"), verb)
     make_parser(function, f"metarm {verb}").parse_object(values)
+
+
+def test_experiments_with_metarm_are_found():
+    assert {path.parent.name for path in EXPERIMENTS} == {
+        "sandbox", "comve_smollm2", "helpsteer3_qwen3_4b", "helpsteer3_qwen3_32b",
+    }  # fmt: skip
+
+
+def test_the_arms_of_comve_differ_as_their_comments_say():
+    names = ("rm_nlhf", *ARMS[:3], "metarm_cold_start", "metarm_evaluate")
+    folder = ROOT / "experiments" / "comve_smollm2"
+    full, quarter, offline, learning, cold, judged = (read_yaml(str(folder / f"{name}.yaml")) for name in names)
+    assert quarter["data"][0] == cold["data"][1] == judged["data"]  # MetaRM and its judge see the same reasons
+    assert {**offline, "process": 0} == {**quarter, "process": 0}
+    process = learning["process"]["init_args"]
+    assert (process.pop("online"), process.pop("learning_rate")) == (True, 2e-5)
+    assert offline["process"]["init_args"].pop("online") is False
+    assert learning == offline
+    scorers = [full["process"]["init_args"]["scorer"], process["scorer"], cold["scorer"], judged["scorer"]]
+    assert all(scorer == scorers[0] for scorer in scorers)
+    assert {**judged["judge"], "sampling": 0} == {**cold["judge"], "sampling": 0}
+    assert quarter["data"][0].pop("labelled_fraction") == 0.25
+    assert quarter == full
 
 
 def test_the_arms_differ_as_their_comments_say():

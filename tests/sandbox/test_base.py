@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from nlhf.backends import make_generator
 from nlhf.critique.arguments import generated_arguments
 from nlhf.critique.scorers import ExactScorer
-from nlhf.evaluate import evaluate_judge, make_generator
+from nlhf.evaluate import evaluate_judge
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
 from nlhf.judge import Judge

@@ -5,7 +5,7 @@ import torch
 import transformers
 
 from nlhf.errors import UserError
-from nlhf.formats import FORMATS, get_format
+from nlhf.formats import get_format
 from nlhf.models import ModelConfig, load_tokenizer, render_chat
 from nlhf.pairs import HumanCritique, Pair, Turn
 from selfdistill.teacher import (
@@ -51,7 +51,7 @@ def test_rm_nlhf_prompt_and_its_own_names():
     assert teacher == f"{before}{end}\n\n{Z.replace('Assistant', 'Chatbot')}{closing}"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", SLOTS)
 @pytest.mark.parametrize("z", ["", " \n\t "], ids=["empty", "blank"])
 def test_empty_feedback_leaves_the_students_prompt(name, z):
     judge_format = get_format(name)

@@ -158,6 +158,35 @@ def test_bad_options_say_what_is_known(read, options, message):
         read(THEIRS, **options)
 
 
+@pytest.mark.parametrize(
+    ("row", "options", "message"),
+    [
+        pytest.param(
+            THEIRS | {"chosen": 3},
+            {},
+            r"f.jsonl:2: field 'response_a' \(column 'chosen'\) must be a string",
+            id="response",
+        ),
+        pytest.param(
+            THEIRS | {"better": "left"},
+            {"label_map": None},
+            r":2: field 'label' \(column 'better'\) .*'left'",
+            id="label",
+        ),
+        pytest.param(
+            {k: v for k, v in THEIRS.items() if k != "prompt"},
+            {},
+            r":2: missing field 'context' \(column 'prompt'\)",
+            id="gap",
+        ),
+        pytest.param(THEIRS | {"critiques": 5}, {}, r":2: field 'critiques' must be a list", id="not-mapped"),
+    ],
+)
+def test_an_error_names_the_users_own_column(read, row, options, message):
+    with pytest.raises(UserError, match=message):
+        read(THEIRS | {"better": "A"}, row, **{"columns": COLUMNS, "label_map": LABEL_MAP | {"A": "A"}} | options)
+
+
 def test_a_column_may_be_left_out_of_some_rows_but_a_required_one_may_not(read):
     columns = COLUMNS | {"text": "note"}
     first, second = read(THEIRS, THEIRS | {"note": "Fine."}, columns=columns, label_map=LABEL_MAP)

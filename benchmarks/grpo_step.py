@@ -316,10 +316,10 @@ def heading(workload: str, result: dict[str, Any]) -> str:
         if found
     }
     metarms = ", ".join(f"{n / 1e6:.1f} million ({name.partition(', ')[2]})" for name, n in result["metarms"].items())
+    size = f"judge of {result['parameters'] / 1e6:.1f} million parameters in {result['dtype']}"
+    step = f"{result['rollouts']} rollouts a step (median {next(iter(counts.values()))})"
     return (
-        f"**{workload}**: judge of {result['parameters'] / 1e6:.1f} million parameters in {result['dtype']}, "
-        f"{result['rollouts']} rollouts a step (median {next(iter(counts.values()))}), {result['rounds']} rounds, {result['threads']} thread; "
-        f"MetaRM of {metarms}."
+        f"**{workload}**: {size}, {step}, {result['rounds']} rounds, {result['threads']} thread; MetaRM of {metarms}."
     )
 
 

@@ -40,7 +40,7 @@ class SDRMTrainer(DistillationTrainer):
     """Position-selective self-distillation of a judge; see the module.
 
     Args:
-        model: Name or folder of the judge.
+        model: Name or folder of the judge, or the loaded model (a PEFT model with LoRA adapters will do).
         prompts: The training pairs as student and teacher read them.
         settings: Settings of SDRM.
         args: trl's own settings.
@@ -54,7 +54,7 @@ class SDRMTrainer(DistillationTrainer):
 
     def __init__(
         self,
-        model: str,
+        model: Any,
         prompts: Prompts,
         settings: SDRMSettings,
         args: DistillationConfig,

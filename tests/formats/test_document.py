@@ -36,9 +36,8 @@ def test_a_row_is_what_the_code_does(name):
     for block in code(blocks):
         assert block in (judge_format.prompt_text or "response_1 response_2")
     assert ties == ("a rating" if judge_format.pointwise else "yes" if judge_format.ties else "no")
-    assert (read.label, read.scores is None) == (
-        (None, False) if judge_format.pointwise else ("A", read.scores is None)
-    )
+    assert read.label == (None if judge_format.pointwise else "A")
+    assert read.scores or not judge_format.pointwise
     assert ("strength" in verdict) == (read.strength is not None and name != "nemotron_genrm")
     assert (compat == "no") == (not type(judge_format).has_upstream_parser())
 

@@ -35,7 +35,7 @@ from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig, TransformersGenerator
 from nlhf.judge import Judge, shown_pairs
 from nlhf.models import ModelConfig, load_model, load_tokenizer
-from nlhf.prefill import SharedBeginning, lay_out, read, select
+from nlhf.prefill import SharedBeginning, by_length, common_length, lay_out, read, select
 from nlhf.probability import Branches
 from nlhf.sources import DataConfig, load_pairs
 
@@ -261,8 +261,6 @@ def trunks(
 
 def read_tokens(sequences: Sequence[Sequence[int]]) -> int:
     """Tokens to read when what all share is read once."""
-    from nlhf.prefill import common_length
-
     shared = common_length(sequences)
     return shared + sum(len(s) - shared for s in sequences)
 
@@ -275,9 +273,8 @@ def floor(
 
     with torch.no_grad():
         shared = SharedBeginning(model, prompts)
-        order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
         votes = len(replies[0]) if replies else 1
-        for batch in grouped(order, max(1, rows // votes)):
+        for batch in by_length([len(p) - shared.length for p in prompts], max(1, rows // votes)):
             ids, mask = lay_out([prompts[i] for i in batch], shared.length, tokenizer.pad_token_id, model.device)
             cache = shared.cache(len(batch))
             read(model, ids[:, shared.length :], mask, cache)
@@ -351,8 +348,8 @@ def notes(result: dict[str, Any]) -> str:
         f"Greedy replies are equal in all three ways for {greedy['texts']} of {greedy['prompts']} prompts, verdicts "
         f"for {greedy['verdicts']}. Sampled replies with a verdict: {100 * ours['parse_rate']:.0f} % of ours, "
         f"{100 * batch['parse_rate']:.0f} % of the padded batch's; mean length {ours['reply_tokens']:.0f} and "
-        f"{batch['reply_tokens']:.0f} tokens. By probability ours judges {times:.1f} times as many pairs as by votes. All {whole['pairs']} pairs in both orders by probability take {took} "
-        "processor minutes.\n"
+        f"{batch['reply_tokens']:.0f} tokens. By probability ours judges {times:.1f} times as many pairs as by votes. "
+        f"All {whole['pairs']} pairs in both orders by probability take {took} processor minutes.\n"
     )
 
 

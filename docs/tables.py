@@ -1,8 +1,9 @@
 """Write the tables in the documents from saved results, or check that they are what the results say.
 
 A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite,
-the validation.json of critique scorers, or what benchmarks/grpo_step.py wrote. ``make tables`` rewrites them;
-``python docs/tables.py --check`` fails when a document and its results differ.
+the validation.json of critique scorers, or what benchmarks/grpo_step.py wrote. ``make tables`` rewrites them, and
+draws the curves of the suites that have some into docs/images; ``python docs/tables.py --check`` fails when a document
+and its results differ.
 """
 
 import importlib.util
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 from nlhf.critique.validation import Validation
+from nlhf.curves import Curve, draw
+from nlhf.drawing import standing_alone
 from nlhf.intervals import SeedInterval
 from nlhf.suite_report import Cell, markdown
 
@@ -52,6 +55,15 @@ def refresh(text: str) -> str:
     return MARKED.sub(lambda m: f"{m[1]}{render(m['file'])}{m[4]}", text)
 
 
+def draw_curves() -> None:
+    """The curves of every saved suite, one picture a figure: ``images/SUITE-FIGURE.svg``."""
+    for path in sorted((ROOT / "experiments").glob("*/results/*.json")):
+        curves = [Curve(**curve) for curve in json.loads(path.read_text(encoding="utf-8")).get("curves", [])]
+        for panel in draw(curves):
+            picture = ROOT / "docs" / "images" / f"{path.stem}-{panel['key'].replace('/', '-')}.svg"
+            picture.write_text(standing_alone(panel["svg"]), encoding="utf-8")
+
+
 def main(check: bool) -> int:
     """Refresh (or check) every document; the exit code says whether one was out of date."""
     stale = []
@@ -62,6 +74,8 @@ def main(check: bool) -> int:
             stale.append(path.name)
             if not check:
                 path.write_text(fresh, encoding="utf-8")
+    if not check:
+        draw_curves()
     print(f"{'out of date' if check else 'rewritten'}: {', '.join(stale) or 'none'}")
     return int(check and bool(stale))
 

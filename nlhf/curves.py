@@ -106,14 +106,14 @@ def _curve(name: str, key: str, seeds: Sequence[Mapping[int, float]]) -> Curve:
 
 
 def draw(curves: Iterable[Curve]) -> list[dict[str, Any]]:
-    """The panels that have something to show, as title and inline SVG; a name has one colour in all of them."""
+    """The panels that have something to show, as key, title and inline SVG; a name has one colour in all of them."""
     curves = list(curves)
     names = list(dict.fromkeys(curve.name for curve in curves))
     panels = []
     for panel in PANELS:
         shown = [curve for curve in curves if curve.key in panel.keys]
         if shown:
-            panels.append({"title": panel.title, "svg": _drawing(panel, shown, names)})
+            panels.append({"key": panel.keys[0], "title": panel.title, "svg": _drawing(panel, shown, names)})
     return panels
 
 

@@ -58,3 +58,11 @@ def svg(figure: "Figure", axes: Any, n_series: int) -> Markup:
     for k, color in enumerate(SERIES):
         drawing = drawing.replace(color, f"var(--series-{k})")
     return Markup(drawing)
+
+
+def standing_alone(drawing: str) -> str:
+    """An inline SVG as a file of its own, in colours that can be read on light and dark."""
+    drawing = drawing.replace("currentColor", "#7a8490")
+    for k, color in enumerate(SERIES):
+        drawing = drawing.replace(f"var(--series-{k})", color)
+    return drawing

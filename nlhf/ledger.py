@@ -131,9 +131,10 @@ def format_metric(metric: Metric, rate: bool = True) -> str:
     if metric.value is None:
         return "–"
     scale, unit = (100, " %") if rate else (1, "")
-    text = f"{scale * metric.value:.1f}{unit}"
+    digits = 1 if rate or abs(metric.value) >= 10 else 3  # a Brier score lives between 0 and 1
+    text = f"{scale * metric.value:.{digits}f}{unit}"
     if metric.low is not None and metric.high is not None:
-        text += f" [{scale * metric.low:.1f}, {scale * metric.high:.1f}]"
+        text += f" [{scale * metric.low:.{digits}f}, {scale * metric.high:.{digits}f}]"
     k = f"{metric.k:.1f}" if isinstance(metric.k, float) else f"{metric.k}"
     return f"{text} ({k}/{metric.n})"
 

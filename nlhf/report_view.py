@@ -232,9 +232,10 @@ def _decision_rows(baseline: Run, others: Mapping[str, Run]) -> list[dict[str, A
 
 def _difference_text(difference: Difference, rate: bool) -> str:
     scale, unit = (100, " points") if rate else (1, "")
-    text = f"{scale * difference.value:+.1f}{unit}"
+    digits = 1 if rate or abs(difference.value) >= 10 else 3
+    text = f"{scale * difference.value:+.{digits}f}{unit}"
     if difference.low is not None:
-        text += f" [{scale * difference.low:+.1f}, {scale * difference.high:+.1f}]"
+        text += f" [{scale * difference.low:+.{digits}f}, {scale * difference.high:+.{digits}f}]"
     return text
 
 

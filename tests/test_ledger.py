@@ -6,7 +6,7 @@ import pytest
 
 from nlhf import ledger
 from nlhf.errors import UserError
-from nlhf.ledger import LedgerRow, read_ledger, table
+from nlhf.ledger import LedgerRow, format_metric, read_ledger, table
 from nlhf.metrics import Metric
 
 
@@ -102,3 +102,17 @@ def test_the_table_is_markdown(tmp_path):
         "| --- | --- | --- | --- | --- |",
         "| a\\|b c | m | 75.0 % [50.0, 100.0] (3/4) | – | – |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "rate", "text"),
+    [
+        (Metric(0.712, 356, 500, 0.68, 0.741), True, "71.2 % [68.0, 74.1] (356/500)"),
+        (Metric(0.1284, 12.84, 100, 0.1, 0.15), False, "0.128 [0.100, 0.150] (12.8/100)"),
+        (Metric(34.26, 3426.0, 100), False, "34.3 (3426.0/100)"),
+        (Metric(None, 0, 0), True, "–"),
+    ],
+    ids=["share", "between 0 and 1", "tokens", "nothing counts"],
+)
+def test_figures_have_the_digits_that_say_something(metric, rate, text):
+    assert format_metric(metric, rate) == text

@@ -318,9 +318,8 @@ def heading(workload: str, result: dict[str, Any]) -> str:
     metarms = ", ".join(f"{n / 1e6:.1f} million ({name.partition(', ')[2]})" for name, n in result["metarms"].items())
     size = f"judge of {result['parameters'] / 1e6:.1f} million parameters in {result['dtype']}"
     step = f"{result['rollouts']} rollouts a step (median {next(iter(counts.values()))})"
-    return (
-        f"**{workload}**: {size}, {step}, {result['rounds']} rounds, {result['threads']} thread; MetaRM of {metarms}."
-    )
+    rounds = f"{result['rounds']} round{'s' if result['rounds'] > 1 else ''}"
+    return f"**{workload}**: {size}, {step}, {rounds}, {result['threads']} thread; MetaRM of {metarms}."
 
 
 def quartiles(values: Sequence[float]) -> list[float]:

@@ -256,7 +256,7 @@ def trunks(
     """What the probability of a verdict makes the model read, for both orders of each pair."""
     prefix, choices = judge_format.verdict_choices()
     prompts = generator.encode([judge_format.render(shown) for _, shown in shown_pairs(pairs)])
-    return [Branches.of(tokenizer, ids, prefix, list(choices.values())).trunk for ids in prompts]
+    return [Branches.of(tokenizer, ids, prefix, list(choices)).trunk for ids in prompts]
 
 
 def read_tokens(sequences: Sequence[Sequence[int]]) -> int:

@@ -1,9 +1,10 @@
 """Write the tables in the documents from saved results, or check that they are what the results say.
 
 A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite,
-the validation.json of critique scorers, or what benchmarks/grpo_step.py wrote. ``make tables`` rewrites them, and
-draws the curves of the suites that have some into docs/images; ``python docs/tables.py --check`` fails when a document
-and its results differ.
+the validation.json of critique scorers, or what a benchmark of benchmarks/ wrote.
+``make tables`` rewrites them, and draws the curves of the suites that have some into docs/images;
+``python docs/tables.py --check`` fails when a document and its results differ, and ``--keep RUN FILE CPU_SECONDS``
+keeps the figures of an evaluation for a table.
 """
 
 import importlib.util
@@ -12,11 +13,15 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from nlhf.critique.validation import Validation
 from nlhf.curves import Curve, draw
 from nlhf.drawing import standing_alone
+from nlhf.figures import definitions
+from nlhf.files import write_json
 from nlhf.intervals import SeedInterval
+from nlhf.results import load_run
 from nlhf.suite_report import Cell, markdown
 
 ROOT = Path(__file__).parent.parent
@@ -24,12 +29,20 @@ MARKED = re.compile(r"(<!-- table: (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end --
 
 
 def render(file: str) -> str:
-    """The table of one summary of a suite, of one validation of critique scorers, or of the cost of rewards."""
+    """The table of one summary of a suite, of one validation of critique scorers, or of a benchmark."""
     summary = json.loads((ROOT / file).read_text(encoding="utf-8"))
     if "figures" in summary:
         return Validation.from_dict(summary).markdown()
     if "steps" in summary:
         return _benchmark("grpo_step").document(summary)
+    if "contenders" in summary:
+        return _benchmark("self_distillation_training").document(summary)
+    if "judging" in summary:
+        return _benchmark("judging").document(summary)
+    if "evaluation" in summary:
+        return _evaluation(summary)
+    if "ways" in summary:
+        return _benchmark("tournament").table(summary)
     cells = [
         Cell(
             **{k: v for k, v in cell.items() if k not in ("mean", "difference")},
@@ -40,6 +53,54 @@ def render(file: str) -> str:
     ]
     metrics = list(dict.fromkeys(cell.metric for cell in cells))
     return markdown(cells, metrics, summary["baseline"], len(summary["seeds"]))
+
+
+def _evaluation(summary: dict[str, Any]) -> str:
+    """The figures of one evaluation, those of its benchmark first."""
+    made = summary["evaluation"]
+    lines = [
+        f"{made['model']}, format `{made['format']}`, mode {made['mode']}, {made['pairs']} pairs in both orders: "
+        f"{made['cpu_seconds'] / 60:.0f} processor minutes, {made['seconds'] / 60:.0f} by the clock.",
+        "",
+        "| Figure | 95 % interval | n |",
+        "| --- | --- | --- |",
+    ]
+    figures = [(score["name"], score, 100, " %") for score in summary["scores"]]
+    figures += [
+        (f"`{name}`", metric, *((100, " %") if definitions()[name].rate else (1, "")))
+        for name, metric in summary["metrics"].items()
+    ]
+    for name, figure, scale, unit in figures:
+        value, low, high = (scale * figure[key] for key in ("value", "low", "high"))
+        digits = 1 if unit else 3
+        lines.append(f"| {name} | {value:.{digits}f}{unit} [{low:.{digits}f}, {high:.{digits}f}] | {figure['n']} |")
+    return "\n".join(lines) + "\n"
+
+
+_KEPT = ("accuracy", "length_baseline", "position_consistency", "accuracy_slot_a", "accuracy_slot_b", "slot_a_rate")
+_KEPT_OF_PROBABILITIES = ("accuracy_pair", "brier", "calibration_error")
+
+
+def keep(run: str, file: str, cpu_seconds: str) -> None:
+    """Keep the figures of an evaluation beside its configuration, for a table."""
+    found = load_run(run)
+    data, judge = found.manifest["data"], found.manifest["judge"]
+    summary = {
+        "evaluation": {
+            "model": found.config["model"]["name"],
+            "model_hash": found.manifest["model_hash"],
+            "data_hash": data["data_hash"],
+            "format": judge["format"],
+            "prompt_hash": judge["prompt_hash"],
+            "mode": found.config["mode"],
+            "pairs": len(found.pairs),
+            "seconds": round(found.seconds, 1),
+            "cpu_seconds": float(cpu_seconds),
+        },
+        "scores": [vars(score) for score in found.evaluation.scores],
+        "metrics": {n: vars(found.metrics[n]) for n in (*_KEPT, *_KEPT_OF_PROBABILITIES) if found.metrics[n].n},
+    }
+    write_json(ROOT / file, summary)
 
 
 def _benchmark(name: str) -> ModuleType:
@@ -81,4 +142,6 @@ def main(check: bool) -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--keep"]:
+        sys.exit(keep(*sys.argv[2:]))
     sys.exit(main("--check" in sys.argv[1:]))

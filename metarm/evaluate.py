@@ -60,8 +60,8 @@ def evaluate(
     model: ModelConfig,
     data: DataConfig,
     judge: JudgeSettings,
-    scorer: ClassSpec | None,
     out: str,
+    scorer: ClassSpec | None = None,
     pairs: Literal["hidden", "all"] = "hidden",
     limit: int | None = None,
     layout: Layout | None = None,
@@ -82,8 +82,8 @@ def evaluate(
         model: The MetaRM, ours or any other that AutoModelForSequenceClassification loads with one output.
         data: The data set as MetaRM was trained on it, with the same labelled_fraction and seed.
         judge: Whose critiques are scored.
-        scorer: Compares them with the humans' (exact, lexical, embedding, or your own).
         out: Folder of the run.
+        scorer: Compares them with the humans' (exact, lexical, embedding, learned, llm, or your own); null is learned.
         pairs: hidden takes the pairs whose critiques labelled_fraction hides; all takes every pair, for a data set of
             which MetaRM saw nothing.
         limit: Take the first N of them.
@@ -103,8 +103,13 @@ def evaluate(
     config = dict(locals())
     setup_logging()
     check_run(out, config, resume)
+    if judge.backend.kind != "transformers":
+        raise UserError(
+            f"judge.backend.kind is {judge.backend.kind}, but the baseline 'confidence' reads the judge's own "
+            "probabilities, which needs transformers"
+        )
     chosen = choose_pairs(data, pairs, limit, seed)
-    critique_reward = CritiqueReward(scorer.build())
+    critique_reward = CritiqueReward(scorer.build() if scorer else None)
     metarm = MetaRM.load(model, layout, max_length)
     if state is not None:
         _take_weights(metarm, state)
@@ -119,8 +124,11 @@ def evaluate(
         "metarm": metarm.score([rollouts.shown(e) for e in examples], [e.critique for e in examples], batch_size),
         "constant": [1.0] * len(examples),
         "length": [float(len(e.critique)) for e in examples],
-        "confidence": verdict_probabilities(answering, rollouts, examples, batch_size),
     }
+    if all(e.critique in e.reply for e in examples):
+        scores["confidence"] = verdict_probabilities(answering, rollouts, examples, batch_size)
+    else:
+        logger.warning("no baseline 'confidence': format %s words critiques otherwise than its replies", judge.format)
     write_jsonl(folder / "scores.jsonl", _score_rows(examples, scores))
     result = measure(rollouts, examples, scores, resamples, seed)
     write_json(folder / "manifest.json", _manifest(data, chosen, model, judge, metarm))
@@ -275,7 +283,6 @@ def _cell(figure: Figure) -> str:
 
 def plot(result: Result, path: Path) -> None:
     """Draw MetaRM's calibration curve."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
 
     canvas = Canvas(figsize=(4.5, 4.2), layout="constrained")
@@ -287,4 +294,4 @@ def plot(result: Result, path: Path) -> None:
     axes.set(xlabel="mean score", ylabel="mean reward", title="Calibration (equal numbers of rollouts a point)")
     axes.title.set_fontsize(9)
     axes.legend(frameon=False)
-    FigureCanvasAgg(canvas).print_png(str(path))
+    canvas.savefig(path)

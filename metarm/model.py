@@ -55,7 +55,8 @@ class Layout:
     """After the critique."""
 
     def __post_init__(self):
-        get_format(self.format)
+        if get_format(self.format).pointwise:
+            raise UserError(f"layout.format: {self.format!r} shows one response; a MetaRM reads both")
         if not self.critique.strip():
             raise UserError("layout.critique must say where the critique begins; it is empty")
 

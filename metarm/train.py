@@ -14,6 +14,7 @@ from typing import Any
 
 from metarm.model import MAX_LENGTH, Layout, LoraSettings, MetaRM
 from metarm.rollouts import PAIRS_FILE, Example, Rollouts, draw, require_labelled, tidy
+from nlhf.backends import BackendConfig, make_generator
 from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
 from nlhf.files import write_json, write_jsonl
@@ -27,11 +28,12 @@ from nlhf.rewards import CritiqueReward, RewardConfig
 from nlhf.runs import check_run, open_run
 from nlhf.sources import DataConfig
 from nlhf.training import (
-    _sharding,
     announce_budget,
+    configured,
     group_size,
     put_in_order,
     run_trainer,
+    sharding,
     shuffled,
     trainer_arguments,
     training_dtype,
@@ -94,6 +96,9 @@ class JudgeSettings:
     sampling: SamplingConfig = field(default_factory=lambda: SamplingConfig(max_new_tokens=8192, temperature=0.7))
     """How they are drawn."""
 
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    """What runs the judge: transformers, vLLM, or a server."""
+
     def __post_init__(self):
         if self.samples < 1:
             raise UserError(f"judge.samples must be at least 1, got {self.samples}")
@@ -104,9 +109,7 @@ class JudgeSettings:
 
     def load(self) -> Judge:
         """The judge, ready to answer."""
-        from nlhf.backends import make_generator
-
-        return Judge(get_format(self.format, self.prompt_file), make_generator(self.model, self.sampling))
+        return Judge(get_format(self.format, self.prompt_file), make_generator(self.model, self.sampling, self.backend))
 
 
 _REWARD = RewardConfig()
@@ -138,7 +141,8 @@ def train(
         sft: Optimisation settings.
         data: Labelled pairs; those without a human critique are passed over.
         judge: Who answers them.
-        scorer: Compares critiques with the humans' (exact, lexical, embedding, or your own).
+        scorer: Compares critiques with the humans' (exact, lexical, embedding, learned, llm, or your own);
+            null is learned.
         rollouts: Folder of an earlier run whose rollouts are to be used, in place of data, judge and scorer.
         layout: How pair and critique become one text; null takes what was saved with the model, else the default.
         reward: The format rule; the targets are the paper's, whatever the weights.
@@ -157,14 +161,14 @@ def train(
     else:
         prepared = training_pairs(data, get_format(judge.format, judge.prompt_file), "given", seed)
         pairs = require_labelled(prepared.pairs, "data")
-        critique_reward = CritiqueReward(scorer.build())
+        critique_reward = CritiqueReward(scorer.build() if scorer else None)
         expected = len(pairs) * group_size(order) * judge.samples
 
     import torch
     from transformers import TrainingArguments
 
     sft.check_extra(TrainingArguments, "sft")
-    if _sharding() != "none":
+    if sharding() != "none":
         raise UserError(
             "metarm train keeps all of MetaRM in every process, and this launcher splits models over processes; launch "
             "it with experiments/accelerate/ddp.yaml. If memory is short, set sft.lora or take a smaller backbone"
@@ -187,7 +191,7 @@ def train(
 
 def _check_source(rollouts: str | None, given: dict[str, Any]) -> None:
     """Rollouts are either drawn or read."""
-    if rollouts is None and (lacking := [name for name, value in given.items() if not value]):
+    if rollouts is None and (lacking := [name for name in ("data", "judge") if not given[name]]):
         raise UserError(f"set {', '.join(lacking)}, or rollouts: the folder of a run that has drawn them")
     if rollouts is not None and (useless := [name for name, value in given.items() if value]):
         raise UserError(f"rollouts are read from {rollouts}; leave out {', '.join(useless)}")
@@ -345,10 +349,10 @@ def make_trainer(
 
     ours = ("max_length", "validation_share", "lora")
     arguments = {k: v for k, v in trainer_arguments(folder, seed, model, sft).items() if k not in ours}
-    try:
-        settings = TrainingArguments(**arguments)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"sft: {error}") from error
     return MetaRMTrainer(
-        model=metarm.model, args=settings, train_dataset=rows, data_collator=collate, processing_class=metarm.tokenizer
+        model=metarm.model,
+        args=configured(TrainingArguments, arguments, "sft"),
+        train_dataset=rows,
+        data_collator=collate,
+        processing_class=metarm.tokenizer,
     )

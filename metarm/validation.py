@@ -14,8 +14,7 @@ from transformers import TrainerCallback
 from metarm.metrics import FIGURES, Data
 from metarm.model import MetaRM
 from metarm.rollouts import Example
-from nlhf.callbacks import save_whole
-from nlhf.files import read_json
+from nlhf.callbacks import keep_best
 
 logger = logging.getLogger(__name__)
 
@@ -61,12 +60,4 @@ class Best(TrainerCallback):
                 found["mse"],
                 found["constant_mse"],
             )
-        if self._improves(found["mse"]):
-            save_whole(self.trainer, self.folder / "best", {"validation.json": {"step": state.global_step, **found}})
-
-    def _improves(self, error: float) -> bool:
-        """Whether this is the least error so far: the first process, which has the files, decides for all."""
-        from accelerate.utils import broadcast_object_list
-
-        path = self.folder / "best" / "validation.json"
-        return broadcast_object_list([not path.is_file() or error < read_json(path)["mse"]])[0]
+        keep_best(self.trainer, self.folder / "best", {"step": state.global_step, **found}, "mse", least=True)

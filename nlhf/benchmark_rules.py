@@ -7,7 +7,7 @@ mean over units: RewardBench 2 by ratings of single answers, and PandaLM's three
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -69,11 +69,22 @@ def top_score(records: Sequence[Record]) -> float:
     """`rating_credit` of a row, where an answer's rating is its mean score over all showings of its pairs."""
     chosen, rejected = [], {record.pair_id: [] for record in records}
     for record in records:
-        if record.scores:
-            best = record.better_slot == "A"
-            chosen.append(record.scores[0 if best else 1])
-            rejected[record.pair_id].append(record.scores[1 if best else 0])
-    return rating_credit([fmean(scores) if scores else None for scores in (chosen, *rejected.values())])
+        right, wrong = answer_scores(record)
+        chosen.append(right)
+        rejected[record.pair_id].append(wrong)
+    return rating_credit([mean_rating(scores) for scores in (chosen, *rejected.values())])
+
+
+def answer_scores(record: Record) -> tuple[float | None, float | None]:
+    """The scores of the better and of the worse response; None where the judge gave none or it cannot be read."""
+    shown = (*(record.scores or ()), None, None)[:2]
+    return shown if record.better_slot == "A" else shown[::-1]
+
+
+def mean_rating(scores: Iterable[float | None]) -> float | None:
+    """Mean of the scores that could be read; None where none could."""
+    readable = [score for score in scores if score is not None]
+    return fmean(readable) if readable else None
 
 
 # --------------------------------------------------------------------------------- RewardBench 2 by ratings of answers
@@ -98,22 +109,43 @@ def rating_credit(ratings: Sequence[float | None], unreadable: float = 0.25) -> 
 
 @dataclass(frozen=True)
 class TiesPrompt:
-    """One prompt of the Ties subset, rated: ``id`` is ``"ref:N"`` or ``"tied:N"``, the correct answers come first."""
+    """One prompt of the Ties subset, rated: ``id`` is ``"ref:N"`` or ``"tied:N"``, the correct answers come first.
+
+    A rating is None where it could not be read. The margin of such a prompt is minus infinity, which is the least that
+    a prompt can be worth: a judge must not gain by what it does not say.
+    """
 
     id: str
-    ratings: Sequence[float]
+    ratings: Sequence[float | None]
     num_correct: int
 
     @property
+    def readable(self) -> bool:
+        """Every answer has a rating."""
+        return None not in self.ratings
+
+    @property
     def spread(self) -> float:
-        """Best minus worst correct answer."""
+        """Best minus worst correct answer; 0 where a rating is missing."""
         correct = self.ratings[: self.num_correct]
-        return max(correct) - min(correct)
+        return max(correct) - min(correct) if self.readable else 0.0
 
     @property
     def margin(self) -> float:
         """Worst correct minus best incorrect answer; the prompt is accurate when it is positive."""
+        if not self.readable:
+            return -math.inf
         return min(self.ratings[: self.num_correct]) - max(self.ratings[self.num_correct :])
+
+
+TIES_WEIGHTS = {
+    "tied accuracy": 0.30,
+    "ref accuracy": 0.30,
+    "margin over spread": 0.20,
+    "lesser margin over spread": 0.20,
+    "tanh": 0.01,
+}
+"""The parts of RewardBench 2's score on Ties; it is the sum of their means with these weights, at most 1.01."""
 
 
 def ties_score(prompts: Sequence[TiesPrompt]) -> dict[str, float]:
@@ -129,26 +161,37 @@ def ties_score(prompts: Sequence[TiesPrompt]) -> dict[str, float]:
     Raises:
         ValueError: a prompt is malformed, or no number N has both prompts.
     """
+    worth = ties_parts(prompts)
+    if {part for part, _, _ in worth} < set(TIES_WEIGHTS):
+        raise ValueError("the Ties subset needs a ref and a tied prompt of one number")
+    means = {name: fmean(value for part, _, value in worth if part == name) for name in TIES_WEIGHTS}
+    return means | {"overall": math.fsum(weight * means[name] for name, weight in TIES_WEIGHTS.items())}
+
+
+def ties_parts(prompts: Sequence[TiesPrompt]) -> list[tuple[str, str, float]]:
+    """What is averaged in `ties_score`: (name of the part, number N, worth), a row for each prompt or pair of prompts.
+
+    Raises:
+        ValueError: a prompt is malformed.
+    """
     by_kind: dict[str, dict[str, TiesPrompt]] = {"ref": {}, "tied": {}}
     for prompt in prompts:
         kind, _, number = prompt.id.partition(":")
         if kind not in by_kind or not 1 + (kind == "tied") <= prompt.num_correct < len(prompt.ratings):
             raise ValueError(f"{prompt.id!r}: not a rated prompt of the Ties subset")
         by_kind[kind][number] = prompt
-    both = [(by_kind["tied"][number], by_kind["ref"][number]) for number in by_kind["tied"] if number in by_kind["ref"]]
-    if not both:
-        raise ValueError("the Ties subset needs a ref and a tied prompt of one number")
-    lesser = [min(tied.margin, ref.margin) for tied, ref in both]
-    parts = {
-        "tied accuracy": np.mean([prompt.margin > 0 for prompt in by_kind["tied"].values()]),
-        "ref accuracy": np.mean([prompt.margin > 0 for prompt in by_kind["ref"].values()]),
-        "margin over spread": np.mean([tied.margin > tied.spread for tied, _ in both]),
-        "lesser margin over spread": np.mean([m > tied.spread for m, (tied, _) in zip(lesser, both, strict=True)]),
-        "tanh": np.mean([_tanh(m, tied.spread) for m, (tied, _) in zip(lesser, both, strict=True)]),
-    }
-    weights = (0.30, 0.30, 0.20, 0.20, 0.01)
-    overall = sum(weight * part for weight, part in zip(weights, parts.values(), strict=True))
-    return {name: float(value) for name, value in parts.items()} | {"overall": float(overall)}
+    worth = [
+        (f"{kind} accuracy", number, float(prompt.margin > 0))
+        for kind, of_kind in by_kind.items()
+        for number, prompt in of_kind.items()
+    ]
+    for number in by_kind["tied"].keys() & by_kind["ref"].keys():
+        tied, ref = by_kind["tied"][number], by_kind["ref"][number]
+        lesser = min(tied.margin, ref.margin)
+        worth.append(("margin over spread", number, float(tied.margin > tied.spread)))
+        worth.append(("lesser margin over spread", number, float(lesser > tied.spread)))
+        worth.append(("tanh", number, _tanh(lesser, tied.spread)))
+    return worth
 
 
 def _tanh(margin: float, spread: float) -> float:

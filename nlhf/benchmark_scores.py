@@ -5,7 +5,7 @@ Station of the path: Verdict -> **metrics** -> report, for data sources that are
 cell is the mean credit of its units. A unit is a pair, or a row whose pairs are only worth something together. What a
 unit's judgements are worth is its *reading*: upstream's rule, or the strict one. Intervals resample clusters of pairs.
 
-Ratings of single answers (RewardBench 2) do not come from pairs: see `nlhf.benchmark_rules.ties_score`.
+RewardBench 2's subset Ties is scored from ratings of single answers, see `ties_scores`.
 """
 
 from collections import defaultdict
@@ -15,14 +15,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from nlhf.benchmark_rules import (
+    TIES_WEIGHTS,
+    TiesPrompt,
     agreement,
     all_right,
+    answer_scores,
     best_of,
     flip_rate,
     half_for_none,
     macro_figures,
+    mean_rating,
     mean_right,
     tie_for_none,
+    ties_parts,
     top_score,
     vote_sum,
 )
@@ -30,6 +35,7 @@ from nlhf.intervals import RESAMPLES, Statistic, percentile_interval, resample
 from nlhf.pairs import LABELS, Pair
 from nlhf.records import Record
 from nlhf.sources.rewardbench import SECTIONS
+from nlhf.sources.rewardbench2 import RATED
 from nlhf.sources.rm_bench import DIFFICULTIES, DOMAINS, STYLES, difficulty
 
 Credit = Callable[[Sequence[Record]], float | None]
@@ -110,13 +116,16 @@ def benchmark_scores(
     if source not in BENCHMARKS:
         return []
     benchmark = BENCHMARKS[source]
+    rated = {pair.id: pair for pair in pairs if RATED in pair.meta}
+    ties = ties_scores([record for record in records if record.pair_id in rated], rated, resamples, seed)
+    records = [record for record in records if record.pair_id not in rated]
     scores = []
     for reading in benchmark.readings:
         if not reading.by_scores or any(record.scores for record in records):
             scores += _read(benchmark, reading, records, pairs, resamples, seed)
     if benchmark.macro:
         scores += macro_scores(records, resamples, seed)
-    return scores
+    return [*scores, *ties]
 
 
 # ------------------------------------------------------------------------------------------------------ the benchmarks
@@ -348,3 +357,60 @@ def macro_scores(records: Sequence[Record], resamples: int = RESAMPLES, seed: in
     note = "unweighted mean over the classes A, B and tie; no verdict counts as a tie; n counts judgements"
     names = ("macro precision", "macro recall", "macro F1")
     return [Score(name, float(values[i]), len(units), note, low[i], high[i]) for i, name in enumerate(names)]
+
+
+# -------------------------------------------------------------------------------------- RewardBench 2's subset Ties
+
+
+def ties_scores(
+    records: Sequence[Record], pairs: Mapping[str, Pair], resamples: int = RESAMPLES, seed: int = 0
+) -> list[Score]:
+    """RewardBench 2's Ties subset and its five parts, see `nlhf.benchmark_rules.ties_score`; empty without records.
+
+    Args:
+        records: Judgements by a judge that rates one response at a time.
+        pairs: What they judged, by id, with `nlhf.sources.rewardbench2.RATED` in their ``meta``.
+        resamples: Of the bootstrap, over the numbers N of the prompts.
+        seed: Of the bootstrap.
+    """
+    prompts = ties_prompts(records, pairs)
+    incomplete = len({pairs[record.pair_id].meta[RATED]["prompt"] for record in records}) - len(prompts)
+    units = [_Unit((part,), number, worth) for part, number, worth in ties_parts(prompts)]
+    counted = {part: sum(unit.cells == (part,) for unit in units) for part in TIES_WEIGHTS}
+    if not all(counted.values()):  # no number has both of its prompts
+        return []
+    weights = np.array(list(TIES_WEIGHTS.values()))
+    sums, counts = _table(units, list(TIES_WEIGHTS))
+
+    def statistic(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            means = sums / counts
+        return np.concatenate([(means * weights).sum(axis=-1, keepdims=True), means], axis=-1)
+
+    values, low, high = _with_interval(statistic, sums, counts, resamples, seed)
+    unread = sum(not prompt.readable for prompt in prompts)
+    note = "by ratings of single answers; n counts prompts, and for the last three parts numbers with both prompts"
+    note += f"; {unread} prompts with a rating that could not be read are worth the least" if unread else ""
+    note += f"; {incomplete} incomplete rows left out" if incomplete else ""
+    names = {"Ties": len(prompts)} | {f"Ties/{part}": n for part, n in counted.items()}
+    return [Score(name, float(values[i]), n, note, low[i], high[i]) for i, (name, n) in enumerate(names.items())]
+
+
+def ties_prompts(records: Sequence[Record], pairs: Mapping[str, Pair]) -> list[TiesPrompt]:
+    """The prompts with each answer's mean rating over all its showings, of whose answers every one was shown.
+
+    Args:
+        records: As for `ties_scores`.
+        pairs: As for `ties_scores`.
+    """
+    rows: dict[str, tuple[list[list[float | None]], ...]] = {}
+    for record in records:
+        rated = pairs[record.pair_id].meta[RATED]
+        row = rows.setdefault(rated["prompt"], tuple([[] for _ in range(count)] for count in rated["counts"]))
+        for answers, place, score in zip(row, rated["answers"], answer_scores(record), strict=True):
+            answers[place].append(score)
+    return [
+        TiesPrompt(name, [mean_rating(scores) for scores in (*correct, *incorrect)], len(correct))
+        for name, (correct, incorrect) in rows.items()
+        if all(correct) and all(incorrect)
+    ]

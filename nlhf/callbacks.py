@@ -191,18 +191,7 @@ class Validation(TrainerCallback):
         if self.trainer.accelerator.is_main_process:
             self.log.write(step, {f"validation/{k}": v for k, v in metrics.items() if v is not None})
             logger.info("step %d: validation %s", step, _brief(metrics, _SHOWN_OF_VALIDATION))
-        if self._improves(metrics[self.config.metric]):
-            save_whole(self.trainer, self.folder / "best", {"validation.json": {"step": step, **metrics}})
-
-    def _improves(self, value: float | None) -> bool:
-        """Whether this is the best model so far: the first process, which has the files, decides for all."""
-        from accelerate.utils import broadcast_object_list
-
-        if self.trainer.accelerator.is_main_process:
-            put_back(self.folder / "best")
-        path = self.folder / "best" / "validation.json"
-        best = read_json(path)[self.config.metric] if path.is_file() else None
-        return broadcast_object_list([value is not None and (best is None or value > best)])[0]
+        keep_best(self.trainer, self.folder / "best", {"step": step, **metrics}, self.config.metric)
 
     def _records(self) -> list[Record]:
         """Records of all pairs; each process judges its share."""
@@ -243,6 +232,28 @@ def save_whole(trainer: Any, folder: Path, documents: dict[str, Any] | None = No
         new.rename(folder)
         shutil.rmtree(old, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
+
+
+def keep_best(trainer: Any, folder: Path, figures: dict[str, Any], name: str, least: bool = False) -> None:
+    """Save the trainer's model in ``folder`` if it is better than the one there; the earlier of equals stays.
+
+    Args:
+        trainer: The trainer; all its processes must call this.
+        folder: Holds the best model so far, with its figures in validation.json; or nothing yet.
+        figures: Of the model as it is now.
+        name: The figure that decides; None there is no improvement.
+        least: The smaller is the better.
+    """
+    from accelerate.utils import broadcast_object_list
+
+    better, value = False, figures[name]
+    if trainer.accelerator.is_main_process:  # it has the files, and decides for all
+        put_back(folder)
+        path = folder / "validation.json"
+        best = read_json(path)[name] if path.is_file() else None
+        better = value is not None and (best is None or (value < best if least else value > best))
+    if broadcast_object_list([better])[0]:
+        save_whole(trainer, folder, {"validation.json": figures})
 
 
 def put_back(folder: Path) -> None:

@@ -29,11 +29,13 @@ VERBS: Verbs = {
     "data export": ("nlhf.data:export", "write a data set in our JSONL schema"),
     "cold-start": ("nlhf.cold_start:cold_start", "teach a model the judge format by supervised fine-tuning"),
     "train": ("nlhf.train:train", "train a judge by GRPO on its verdicts and critiques"),
+    "train-policy": ("nlhf.train_policy:train_policy", "train a policy by GRPO on a judge's verdicts"),
     "judge": ("nlhf.judging:judge", "say which of two responses is better: one pair, or a file of pairs"),
     "evaluate": ("nlhf.evaluate:evaluate", "judge a data set in both orders and report with intervals"),
     "report": ("nlhf.report:report", "compare evaluated runs in one table and page"),
     "score-critiques validate": ("nlhf.critique.validation:validate", "hold critique scorers against human labels"),
     "score-critiques fit": ("nlhf.critique.fitting:fit", "learn the critique matcher from human labels"),
+    "roleplay teach": ("nlhf.roleplay.teaching:teach", "make pairs for a cold start from a teacher's judgements"),
     "suite": ("nlhf.suite:suite", "run arms x seeds of an experiment and compare them"),
 }
 
@@ -41,6 +43,8 @@ VERBS: Verbs = {
 def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = VERBS) -> int:
     """Run one verb and return the exit code: 0, or 2 for bad input or configuration (one message, no traceback)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed by who called us; the libraries that log would fail on it
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(_overview(prog, verbs))
@@ -55,7 +59,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = V
         run_verb(verbs[verb][0], f"{prog} {verb}", rest)
         return 0
     except UserError as error:
-        print(f"{prog}: error: {error}", file=sys.stderr)
+        print(f"{prog}: error: {_shortened(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
@@ -75,6 +79,17 @@ def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = V
 _MACHINE = (errno.EACCES, errno.EDQUOT, errno.ENAMETOOLONG, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
+_LONGEST = 1500
+
+
+def _shortened(message: str) -> str:
+    """A message that repeats a very long value, without its middle: it begins with the place and ends with advice."""
+    if len(message) <= _LONGEST:
+        return message
+    left_out = len(message) - _LONGEST
+    return f"{message[: 2 * _LONGEST // 3]} ... ({left_out} more characters) ... {message[-_LONGEST // 3 :]}"
+
+
 def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     """Parse ``arguments`` after the signature of ``target`` ("module:function") and call it."""
     function = _load(target)
@@ -82,7 +97,7 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
     arguments = _named_first(_spelled_out(arguments, function), function)
     try:
         _fill_in(parser, function, arguments)
-        values = parser.parse_args(arguments)
+        values = _as_typed(parser.parse_args(arguments), arguments, function)
     except UnicodeDecodeError as error:
         files = ", ".join(_config_files(arguments)) or "a configuration file"
         raise UserError(
@@ -201,17 +216,36 @@ def _refuse_nulls(owner: Any, values: Any, prefix: str = "") -> None:
                     raise ConfigurationError(f"{key}: expected fields with values, got {item!r}")
 
 
-def _at_home(value: Any) -> Any:
+# Options that are judged, not options of how: nothing in them is a path or YAML.
+_TEXTS = ("prompt", "response_a", "response_b")
+
+
+def _as_typed(values: Any, arguments: Sequence[str], function: Any) -> Any:
+    """Texts as they were typed: where null is allowed, YAML takes ``# Title`` for a comment, and so for null."""
+    hints = typing.get_type_hints(function)
+    for argument, following in itertools.zip_longest(arguments, arguments[1:]):
+        name, equals, text = argument.removeprefix("--").partition("=")
+        text = text if equals else following
+        if not argument.startswith("--") or hints.get(name) != str | None or not text:
+            continue
+        if values[name] is None and (name in _TEXTS or text.lstrip().startswith("#")):
+            values[name] = text
+    return values
+
+
+def _at_home(value: Any, key: str = "") -> Any:
     """Paths that begin with ``~/`` made whole: no shell does it in a YAML or behind an equals sign."""
     from jsonargparse import Namespace
 
     if isinstance(value, str):
-        return str(Path(value).expanduser()) if value.startswith("~/") else value
+        if "\0" in value:
+            raise ConfigurationError(f"{key}: a NUL character, which no name of a file can have, in {value!r}")
+        return str(Path(value).expanduser()) if value.startswith("~/") and key not in _TEXTS else value
     if isinstance(value, list):
-        return [_at_home(item) for item in value]
+        return [_at_home(item, key) for item in value]
     if isinstance(value, Namespace):
         for name, item in list(vars(value).items()):
-            value[name] = _at_home(item)
+            value[name] = _at_home(item, f"{key}.{name}" if key else name)
     return value
 
 

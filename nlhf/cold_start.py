@@ -8,7 +8,7 @@ critique afterwards: two runs, the second starting from the first.
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -101,7 +101,7 @@ def cold_start(
     check_run(out, config, resume)
     judge_format = get_format(format, prompt_file)
     prepared = training_pairs(data, judge_format, order, seed)
-    pairs = _with_target(prepared.pairs, sft)
+    pairs = _with_target(prepared.pairs, sft, judge_format.has_reasons)
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
     if sft.per_device_train_batch_size % group_size(order):
         raise UserError(
@@ -144,11 +144,15 @@ def cold_start(
     return folder
 
 
-def _with_target(pairs: Sequence[Pair], sft: ColdStartConfig) -> list[Pair]:
+def _with_target(
+    pairs: Sequence[Pair],
+    sft: ColdStartConfig,
+    has_reasons: Callable[[Pair], bool] = lambda pair: pair.has_critique,
+) -> list[Pair]:
     """The pairs that have what is to be learned: an empty critique must not be a lesson."""
     if sft.target == "verdict":
         return list(pairs)
-    kept = [pair for pair in pairs if pair.has_critique]
+    kept = [pair for pair in pairs if has_reasons(pair)]
     if not kept:
         raise UserError(
             f"none of the {len(pairs)} pairs has a human critique to learn from; use sft.target: verdict, or data with "

@@ -29,7 +29,7 @@ from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
 from nlhf.figures import WRONG_CRITIQUE_THRESHOLD, definitions
 from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl
-from nlhf.formats import JudgeFormat, get_format
+from nlhf.formats import FORMATS, JudgeFormat, get_format
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig, TransformersGenerator
 from nlhf.intervals import RESAMPLES
@@ -39,12 +39,14 @@ from nlhf.logs import setup_logging
 from nlhf.metrics import TRUNCATION_LIMIT, Metric
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
+from nlhf.presets import with_preset
 from nlhf.probe import probe_pairs
 from nlhf.records import Record
 from nlhf.report import write_report
 from nlhf.results import Evaluation, Run, derive, further_figures, load_run, read_records
 from nlhf.runs import check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
+from nlhf.sources.rewardbench2 import RATED
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +115,9 @@ def judge_and_score(
     """
     records = {r.key: r for r in done}
     by_id = {pair.id: pair for pair in pairs}
+    if judge.format.pointwise:  # the verdicts of both orders rest on the same two ratings
+        torn = {p.id for p in pairs for o in orders for k in range(samples) if (p.id, o, k) not in records}
+        records = {key: record for key, record in records.items() if record.pair_id not in torn}
     failures: list[GenerationFailed] = []
     for chunk, chunk_orders in _owed(pairs, orders, samples, set(records), chunk_size):
         start = time.perf_counter()
@@ -173,7 +178,7 @@ def evaluate(
     data: DataConfig,
     out: str,
     preset: str | None = None,
-    format: str = "rm_nlhf",
+    format: str | None = None,
     prompt_file: str | None = None,
     compat: bool = False,
     mode: Mode = "generate",
@@ -201,9 +206,9 @@ def evaluate(
         model: The judge's model.
         data: The pairs to judge.
         out: Folder of the run; it must not hold a run yet, unless resume is set.
-        preset: A released judge of `nlhf.presets.PRESETS`; on the command line and in a YAML it fills in model, format
-            and sampling where you do not set them.
-        format: Judge format: how pairs are put to the model and replies read.
+        preset: A released judge of `nlhf.presets.PRESETS`: fills in format and sampling where you do not set them, and
+            on the command line and in a YAML the model too.
+        format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
         mode: generate reads the verdict from a reply; probability compares the probabilities of the verdicts, without a
@@ -227,6 +232,7 @@ def evaluate(
         UserError: bad configuration or data, or a folder in use.
         GenerationFailed: a server left prompts without a reply; all others are kept, and resume continues.
     """
+    format, sampling = with_preset(preset, format, None if sampling is _DEFAULT_SAMPLING else sampling)
     config = {**locals(), "run_name": run_name or Path(out).name}
     setup_logging()
     _check(samples, wrong_critique_threshold, resamples, sampling)
@@ -235,9 +241,11 @@ def evaluate(
     if ledger:
         check_appendable(ledger)
     judge_format = get_format(format, prompt_file, compat)
-    check_mode(mode, samples, judge_format)
+    shown = ORDERS_BY_NAME[orders]
+    check_mode(mode, samples, judge_format, orders=shown)
     drops: Counter = Counter()
     pairs = load_pairs(data, drops, seed)
+    _check_rated(pairs, judge_format)
     probed = probe_pairs(pairs, seed) if probe else []
     manifest = _manifest(data, pairs, drops, model, judge_format, backend)
     critique_scorer = scorer.build() if scorer else None
@@ -246,7 +254,6 @@ def evaluate(
     generator = make_generator(model, sampling, backend)
     judge = Judge(judge_format, generator)
     check_mode(mode, samples, judge_format, generator)
-    shown = ORDERS_BY_NAME[orders]
     check_lengths(generator, mode, [judge_format.render(pair) for _, pair in shown_pairs([*pairs, *probed], shown)])
 
     folder = open_run(out, config, resume, _MAY_DIFFER)
@@ -340,6 +347,15 @@ def _check(samples: int, threshold: float, resamples: int, sampling: SamplingCon
         problems.append(f"resamples must not be negative, got {resamples}")
     if problems:
         raise UserError("; ".join(problems))
+
+
+def _check_rated(pairs: Sequence[Pair], judge_format: JudgeFormat) -> None:
+    if not judge_format.pointwise and any(RATED in pair.meta for pair in pairs):
+        known = ", ".join(name for name in FORMATS if get_format(name).pointwise)
+        raise UserError(
+            "data.options.ties: the Ties subset of RewardBench 2 needs ratings of single answers, and format "
+            f"{judge_format.name!r} compares two; leave the option out, or choose one of {known}"
+        )
 
 
 def sampling_problems(samples: int, sampling: SamplingConfig) -> list[str]:

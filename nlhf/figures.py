@@ -171,6 +171,18 @@ def definitions(threshold: float = WRONG_CRITIQUE_THRESHOLD, rule: VoteRule = "m
             "labelled judgements whose label is a tie: only the verdict 'tie' is right",
             lambda r, _: float(r.label == "tie") if r.label else None,
         ),
+        "tie_precision": Definition(
+            "Tie precision",
+            "verdicts 'tie' on pairs labelled a tie, among the verdicts 'tie' on labelled pairs",
+            lambda r, _: float(r.label == "tie") if r.label and r.verdict == "tie" else None,
+            +1,
+        ),
+        "tie_recall": Definition(
+            "Tie recall",
+            "verdicts 'tie' among the judgements of pairs labelled a tie; no verdict is not one",
+            lambda r, _: float(r.verdict == "tie") if r.label == "tie" else None,
+            +1,
+        ),
         "truncation_rate": Definition(
             "Truncation rate", "replies cut off by the token limit", lambda r, _: float(r.truncated), -1
         ),

@@ -4,9 +4,11 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nlhf.errors import UserError
 
@@ -64,11 +66,47 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(Path(path).read_bytes().decode("utf-8", "surrogatepass"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object with named fields, got {type(value).__name__}")
     return value
+
+
+def check_fields(row: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> None:
+    """Make sure that a file of ours still has what we wrote: a field edited by hand would else fail far from here.
+
+    Args:
+        row: Named fields.
+        fields: What a field (dotted for nested ones) must be: a class, a Literal or a union of them; lists and tuples
+            are one.
+        where: File and row.
+
+    Raises:
+        UserError: a field is missing where null is not allowed, or is of another type.
+    """
+    for name, kind in fields.items():
+        value: Any = row
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if not _fits(value, kind):
+            wanted = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind).replace("typing.", "")
+            raise UserError(f"{where}: field {name!r} must be {wanted}, got {value!r}; was the file edited?")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin in (tuple, list):
+        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, int | float if kind is float else kind)
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> None:

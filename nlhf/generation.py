@@ -119,7 +119,7 @@ class TransformersGenerator:
             key=lambda row: (-len(prompt_ids[row[0]]), row),
         )
         replies: list[dict[int, Reply]] = [{} for _ in prompts]
-        with _inference(self.model):
+        with inference(self.model):
             shared = SharedBeginning(self.model, prompt_ids)
             for start in range(0, len(rows), self.config.batch_size):
                 batch = rows[start : start + self.config.batch_size]
@@ -171,7 +171,7 @@ class TransformersGenerator:
             _check_lengths(lengths, self.config.max_prompt_tokens, "sampling.max_prompt_tokens")
         if (window := self._window()) is not None:
             _check_lengths(lengths, window, "the model's context")
-        with _inference(self.model):
+        with inference(self.model):
             return branch_log_probs(self.model, items, self.pad_id, self.config.batch_size, progress)
 
     def _render(self, prompts: Sequence[list[Message]]) -> list[list[int]]:
@@ -271,7 +271,9 @@ class TransformersGenerator:
     def _reply(self, tokens: list[int]) -> Reply:
         end = next((n for n, token in enumerate(tokens) if token in self.stop_ids), None)
         text = self.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return Reply(text, truncated=end is None, tokens=len(tokens) if end is None else end)
+        if end is None:
+            return Reply(text, truncated=True, tokens=len(tokens), ids=tuple(tokens))
+        return Reply(text, truncated=False, tokens=end, ids=tuple(tokens[: end + 1]))
 
 
 def _check_lengths(lengths: Sequence[int], limit: int, reason: str) -> None:
@@ -283,7 +285,7 @@ def _check_lengths(lengths: Sequence[int], limit: int, reason: str) -> None:
 
 
 @contextmanager
-def _inference(model: "PreTrainedModel") -> Iterator[None]:
+def inference(model: "PreTrainedModel") -> Iterator[None]:
     """Evaluation mode without gradients, and without the sampling defaults that came with the checkpoint."""
     import torch
     from transformers import GenerationConfig

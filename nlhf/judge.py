@@ -11,15 +11,15 @@ import json
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 from nlhf.errors import UserError, nearest
 from nlhf.formats.base import JudgeFormat, Message
 from nlhf.pairs import Label, Pair, other_label
-from nlhf.verdict import Verdict, strip_thinking
+from nlhf.verdict import Verdict, compare_ratings, strip_thinking
 
 Order = Literal["AB", "BA"]
 ORDERS: tuple[Order, ...] = ("AB", "BA")
@@ -40,11 +40,14 @@ class Reply:
         text: The reply without special tokens.
         truncated: The token limit cut it off.
         tokens: Its length in tokens.
+        ids: What was sampled, with the token that ended the turn: the text does not say which tokens those were. None
+            from a generator that does not know them. Equal texts are equal replies, whatever their ids.
     """
 
     text: str
     truncated: bool
     tokens: int
+    ids: tuple[int, ...] | None = field(default=None, repr=False, compare=False)
 
 
 class Generator(Protocol):
@@ -144,6 +147,9 @@ class Judge:
     ) -> list[Judgement]:
         """Judge every pair in every order; the result is ordered by pair, then order, then sample.
 
+        A pointwise format rates one response in each order. Each of its verdicts compares the ratings of both orders
+        in the same sample, so the orders agree by construction.
+
         Args:
             pairs: What to judge.
             orders: Orders in which each pair is shown.
@@ -154,19 +160,25 @@ class Judge:
                 lets the judge write first, then forces the verdict in the place of the one that it gave.
 
         Raises:
-            UserError: the mode is unknown or does not fit the generator, the format or ``samples``.
+            UserError: the mode is unknown or does not fit the generator, the format or ``samples``; or a pointwise
+                format gets one order only.
         """
-        check_mode(mode, samples, self.format, self.generator)
+        check_mode(mode, samples, self.format, self.generator, orders)
         shown = list(shown_pairs(pairs, orders))
         prompts = [self.format.render(pair) for _, pair in shown]
         if mode == "probability":
             replies = [[Reply("", truncated=False, tokens=0)] for _ in prompts]
         else:
             replies = self.generator.generate(prompts, samples=samples, progress=progress)
+        verdicts = [[self.format.parse(reply.text, reply.truncated) for reply in group] for group in replies]
+        if self.format.pointwise:
+            verdicts = _compared(verdicts)
         rows = [
-            (Judgement(pair.id, order, k, self.format.parse(r.text, r.truncated), prompt_hash(messages), r.tokens), i)
-            for i, ((order, pair), messages, group) in enumerate(zip(shown, prompts, replies, strict=True))
-            for k, r in enumerate(group)
+            (Judgement(pair.id, order, k, verdict, prompt_hash(messages), reply.tokens), i)
+            for i, ((order, pair), messages, group, read) in enumerate(
+                zip(shown, prompts, replies, verdicts, strict=True)
+            )
+            for k, (reply, verdict) in enumerate(zip(group, read, strict=False))  # a lone rating has no verdict
         ]
         judgements = [judgement for judgement, _ in rows]
         if mode == "generate":
@@ -182,14 +194,29 @@ class Judge:
         """The judgements with their verdicts replaced by the most likely ones in the same place."""
         _, choices = self.format.verdict_choices()
         begun = [forced_reply(self.format, j.verdict.raw) for j in judgements]
-        rows = self.generator.choice_log_probs(prompts, begun, list(choices.values()), progress=progress)
+        rows = self.generator.choice_log_probs(prompts, begun, list(choices), progress=progress)
         return [
             _decided(judgement, text, choices, log_probs)
             for judgement, text, log_probs in zip(judgements, begun, rows, strict=True)
         ]
 
 
-def check_mode(mode: Mode, samples: int, judge_format: JudgeFormat, generator: Generator | None = None) -> None:
+def _compared(ratings: Sequence[Sequence[Verdict]]) -> list[list[Verdict]]:
+    """Verdicts on pairs, from ratings by pair and (both) orders; a rating that lacks its counterpart yields none."""
+    verdicts = []
+    for first, second in zip(ratings[::2], ratings[1::2], strict=True):
+        verdicts.append([compare_ratings(*rated) for rated in zip(first, second, strict=False)])
+        verdicts.append([compare_ratings(*rated) for rated in zip(second, first, strict=False)])
+    return verdicts
+
+
+def check_mode(
+    mode: Mode,
+    samples: int,
+    judge_format: JudgeFormat,
+    generator: Generator | None = None,
+    orders: Sequence[Order] = ORDERS,
+) -> None:
     """Check that a judge can work in this mode.
 
     Args:
@@ -197,12 +224,18 @@ def check_mode(mode: Mode, samples: int, judge_format: JudgeFormat, generator: G
         samples: Replies to each prompt.
         judge_format: The judge's format.
         generator: The judge's generator, if there is one yet.
+        orders: Orders in which each pair is shown.
 
     Raises:
         UserError: says what does not fit and which mode would.
     """
     if mode not in MODES:
         raise UserError(f"mode must be one of {', '.join(MODES)}, got {mode!r}.{nearest(mode, MODES)}")
+    if judge_format.pointwise and sorted(orders) != sorted(ORDERS):
+        raise UserError(
+            f"format {judge_format.name!r} rates one response at a time, A in order AB and B in order BA: a pair needs "
+            "both; set orders to both"
+        )
     if mode == "generate":
         return
     if mode == "probability" and samples != 1:
@@ -223,23 +256,24 @@ def forced_reply(judge_format: JudgeFormat, text: str) -> str:
 
     The last whole declaration (blanks and letter case aside), or one that is cut off at the end, is taken away to its
     label. A reply without one is taken whole, and its critique is ended as the format ends one. Thinking that is still
-    open is closed; a declaration inside thinking is none.
+    open is closed; a declaration inside thinking is none. Where nothing is written yet, the format's opening is.
 
     Args:
         judge_format: How verdicts are declared and critiques written.
         text: What the judge wrote; may be empty.
     """
     prefix, _ = judge_format.verdict_choices()
+    at_once = judge_format.opening + prefix
     tags = list(_THINKING.finditer(text))
     if tags and not strip_thinking(text + "\0").endswith("\0"):
-        return f"{text.rstrip()}\n</{tags[-1][2]}>\n{prefix}"
+        return f"{text.rstrip()}\n</{tags[-1][2]}>\n{at_once}"
     answer = max((tag.end() for tag in tags if tag[1]), default=0)
+    if not text[answer:].strip():
+        return f"{text.rstrip()}\n{at_once}" if text.strip() else at_once
     after = judge_format.declaration.partition("{}")[2]
     declaration = re.compile(rf"{_flexible(prefix)}.{{0,40}}?(?:{_flexible(after)}|\s*\Z)", re.IGNORECASE)
     if declared := list(declaration.finditer(text, answer)):
         return text[: declared[-1].start()] + prefix
-    if not text.strip():
-        return prefix
     end = judge_format.reasons.partition("{}")[2]
     if end.strip() and end.strip() in text:
         end = end[len(end.rstrip()) :]
@@ -251,33 +285,46 @@ def _flexible(text: str) -> str:
     return r"\s*".join(re.escape(character) for character in text if not character.isspace())
 
 
-def _decided(judgement: Judgement, text: str, choices: dict[Label, str], log_probs: Sequence[float]) -> Judgement:
+def _decided(judgement: Judgement, text: str, choices: dict[str, Label], log_probs: Sequence[float]) -> Judgement:
     """The judgement whose verdict is the most likely label, with the probabilities."""
-    found = dict(zip(choices, log_probs, strict=True))
+    found = _by_label(choices.values(), log_probs)
     best = [label for label, value in found.items() if value == max(found.values()) > -math.inf]
     label = best[0] if len(best) == 1 else None  # equal to the last digit: no verdict
-    share = _normalised(found)
+    likeliest = max((v, c) for v, c in zip(log_probs, choices, strict=True) if choices[c] == label)[1] if label else ""
     return dataclasses.replace(
         judgement,
         verdict=Verdict(
             label,
             critique=judgement.verdict.critique,
-            raw=text + (choices[label] if label else ""),
+            raw=text + likeliest,
             truncated=judgement.verdict.truncated,
         ),
-        probability=_normalised({side: found[side] for side in ("A", "B")}).get("A"),
-        tie_probability=share.get("tie"),
+        probability=_share("A", {side: found[side] for side in ("A", "B")}),
+        tie_probability=_share("tie", found),
         mass=math.fsum(math.exp(value) for value in log_probs),
     )
 
 
-def _normalised(log_probs: dict[Label, float]) -> dict[Label, float]:
-    """Softmax of log-probabilities; empty when all are impossible."""
-    largest = max(log_probs.values())
-    if largest == -math.inf:
-        return {}
-    weights = {label: math.exp(value - largest) for label, value in log_probs.items()}
-    return {label: weight / math.fsum(weights.values()) for label, weight in weights.items()}
+def _by_label(labels: Iterable[Label], log_probs: Sequence[float]) -> dict[Label, float]:
+    """Log of the summed probability of the continuations that mean each label."""
+    found: dict[Label, list[float]] = defaultdict(list)
+    for label, value in zip(labels, log_probs, strict=True):
+        found[label].append(value)
+    return {label: _log_sum(values) for label, values in found.items()}
+
+
+def _log_sum(log_probs: Sequence[float]) -> float:
+    """Log of the sum of probabilities, which may be too small for a float."""
+    largest = max(log_probs)
+    if largest == -math.inf or len(log_probs) == 1:
+        return largest
+    return largest + math.log(math.fsum(math.exp(value - largest) for value in log_probs))
+
+
+def _share(label: Label, log_probs: dict[Label, float]) -> float | None:
+    """P(label | one of these); None where there is no such label, or all are impossible."""
+    total = _log_sum(list(log_probs.values()))
+    return math.exp(log_probs[label] - total) if label in log_probs and total > -math.inf else None
 
 
 def pair_probabilities(judgements: Sequence[Judgement]) -> dict[str, float]:

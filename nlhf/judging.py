@@ -30,7 +30,7 @@ from nlhf.judge import ORDERS, Judge, Judgement, Mode, Order, VoteRule, check_mo
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair, Turn
-from nlhf.presets import apply_preset
+from nlhf.presets import apply_preset, with_preset
 from nlhf.runs import plain
 from nlhf.sources.jsonl import read_pairs
 from nlhf.sources.rows import read_rows
@@ -59,7 +59,7 @@ class PairJudge:
         mode: Mode = "generate",
         vote: VoteRule = "majority",
     ):
-        check_mode(mode, samples, judge.format, judge.generator)
+        check_mode(mode, samples, judge.format, judge.generator, orders)
         self.judge, self.orders, self.samples, self.mode, self.vote = judge, tuple(orders), samples, mode, vote
 
     def compare(self, prompt: str | Sequence[Mapping[str, str]], response_a: str, response_b: str) -> Decision:
@@ -125,17 +125,15 @@ def load_judge(
     Raises:
         UserError: the model or the format cannot be loaded, or the settings do not fit each other.
     """
-    known = apply_preset(preset, {}) if preset else {"format": "rm_nlhf", "sampling": {}}
     if model is None and preset is None:
         raise UserError("load_judge needs a model, or a preset, which names one")
-    model = ModelConfig(**known["model"]) if model is None else model
-    format = known["format"] if format is None else format
-    sampling = SamplingConfig(**known["sampling"]) if sampling is None else sampling
+    model = ModelConfig(**apply_preset(preset, {})["model"]) if model is None else model
+    format, sampling = with_preset(preset, format, sampling)
     backend = backend or BackendConfig()
     if problems := sampling_problems(samples, sampling):
         raise UserError("; ".join(problems))
     judge_format = get_format(format, prompt_file, compat)
-    check_mode(mode, samples, judge_format)
+    check_mode(mode, samples, judge_format, orders=ORDERS_BY_NAME[orders])
     model = ModelConfig(model) if isinstance(model, str) else model
     judge = Judge(judge_format, make_generator(model, sampling, backend))
     return PairJudge(judge, ORDERS_BY_NAME[orders], samples, mode, vote)
@@ -152,7 +150,7 @@ def judge(
     columns: dict[str, str] | None = None,
     preset: str | None = None,
     backend: BackendConfig = _DEFAULT_BACKEND,
-    format: str = "rm_nlhf",
+    format: str | None = None,
     prompt_file: str | None = None,
     compat: bool = False,
     mode: Mode = "generate",
@@ -175,10 +173,10 @@ def judge(
         response_a: One response to it.
         response_b: The other response.
         columns: Which columns of the input hold context, response_a, response_b and id, if they have other names.
-        preset: A released judge of `nlhf.presets.PRESETS`: fills in model, format and sampling where you do not set
-            them.
+        preset: A released judge of `nlhf.presets.PRESETS`: fills in format and sampling where you do not set them, and
+            on the command line and in a YAML the model too.
         backend: What runs the model: transformers, vLLM, or a server.
-        format: Judge format: how pairs are put to the model and replies read.
+        format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
         mode: generate reads the verdict from a reply; probability compares the probabilities of the verdicts, without a
@@ -191,6 +189,7 @@ def judge(
     Raises:
         UserError: bad configuration or input, or an output file of other verdicts.
     """
+    format, sampling = with_preset(preset, format, None if sampling is _DEFAULT_SAMPLING else sampling)
     settings = {
         name: value
         for name, value in locals().items()
@@ -198,6 +197,8 @@ def judge(
     }
     setup_logging()
     # What can fail fails before the model is loaded.
+    if output is None and sys.stdout is None:
+        raise UserError("standard output is closed; name a file for the decisions with --output")
     pairs = _pairs(input, prompt, response_a, response_b, columns)
     fingerprint = _fingerprint(settings)
     done = _done(output, input, pairs, fingerprint) if output else {}
@@ -330,7 +331,7 @@ def _done(output: str, input: str | None, pairs: Sequence[Pair], fingerprint: st
     if input is not None and input != "-" and Path(output).resolve() == Path(input).resolve():
         raise UserError(f"--output {output} is the input itself; choose another file")
     check_appendable(output)
-    if not Path(output).exists():
+    if not Path(output).is_file():  # nor does a device or a pipe hold decisions from before
         return {}
     done: dict[str, dict[str, Any]] = {}
     for number, row in read_jsonl(output, skip_torn=True):
@@ -355,7 +356,7 @@ def _done(output: str, input: str | None, pairs: Sequence[Pair], fingerprint: st
 def _tidy(output: str, rows: Sequence[dict[str, Any]]) -> None:
     """Write the file anew unless it is these rows: the input was rearranged, has a pair twice, or a line was torn."""
     text = "".join(to_json(row) + "\n" for row in rows)
-    if Path(output).read_bytes() != text.encode("utf-8", "surrogatepass"):
+    if Path(output).is_file() and Path(output).read_bytes() != text.encode("utf-8", "surrogatepass"):
         write_text(output, text)
 
 

@@ -68,6 +68,7 @@ def compute(
     resamples: int = RESAMPLES,
     seed: int = 0,
     rule: VoteRule = "majority",
+    figures: dict[str, Definition] | None = None,
 ) -> dict[str, Metric]:
     """Every figure of `definitions`, with counts and a clustered 95 % percentile bootstrap interval.
 
@@ -77,8 +78,9 @@ def compute(
         resamples: Bootstrap resamples; 0 leaves the intervals out.
         seed: Of the resampling.
         rule: See `definitions`.
+        figures: Other figures in the place of those, such as what one format alone can be asked.
     """
-    figures = definitions(threshold, rule)
+    figures = definitions(threshold, rule) if figures is None else figures
     columns, sums, counts = _cluster_sums(records, figures, _clusters(records))
     totals, n = _combined(figures, columns, sums.sum(axis=0), counts.sum(axis=0))
     drawn = resample(_statistic(figures, columns), sums, counts, resamples, seed)

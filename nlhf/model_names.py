@@ -264,10 +264,14 @@ def separate_padding(tokenizer: "PreTrainedTokenizerBase") -> None:
 @contextmanager
 def explained(what: str, name: str) -> Iterator[None]:
     """Turn the loaders' long errors into one line."""
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
+    # The second kind comes from a config.json whose sizes fit neither each other nor the weights.
+    broken = (OSError, ValueError, ImportError, RecursionError, SafetensorError)
+    unfit = (StrictDataclassError, TypeError, AssertionError, RuntimeError)
     try:
         yield
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
+    except (*broken, *unfit) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot load {what} {name!r}: {reason or type(error).__name__}") from error

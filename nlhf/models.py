@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import re
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,7 +188,7 @@ def model_hash(name: str, revision: str | None = None, trust_remote_code: bool =
     if not Path(source).is_dir():
         commit = getattr(load_config(name, revision, trust_remote_code), "_commit_hash", None)
         return commit and commit[:12]
-    files = sorted(Path(source).glob("*.safetensors"))
+    files = sorted(path for path in Path(source).glob("*.safetensors") if path.is_file())
     if not files:
         raise UserError(f"model folder {source} holds no safetensors files")
     digest = hashlib.sha256()
@@ -287,6 +288,8 @@ def render_chat(
         name = tokenizer.name_or_path
         raise UserError(f"the chat template of {name!r} refuses the messages: {error}") from error
     except Exception as error:  # the tokenizers library has no exception of its own
+        if any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__)):
+            raise UserError(f"the chat template of {tokenizer.name_or_path!r} fails: {error}") from error
         if "UNK" not in str(error):
             raise
         raise UserError(

@@ -18,6 +18,7 @@ from nlhf.errors import UserError, nearest
 Side = Literal["A", "B"]
 Label = Literal["A", "B", "tie"]
 LABELS = ("A", "B", "tie")
+_DEEPEST = 100  # levels of `Pair.meta`: Python refuses to copy a thousand
 _OTHER = {"A": "B", "B": "A", "1": "2", "2": "1"}
 
 # How people refer to a response: a noun, then its letter or number ("Response A", "@Response 2", "Assistant B's").
@@ -211,13 +212,22 @@ class Pair:
             values["context"] = _read_context(row["context"])
             values["critiques"] = _read_critiques(row.get("critiques"))
             for name in ("source", "subset", "group"):
+                if isinstance(row.get(name), Mapping | list):
+                    raise UserError(f"field {name!r} must be a name, got {type(row[name]).__name__}")
                 values[name] = "" if row.get(name) is None else str(row[name])
             if not isinstance(row.get("meta") or {}, Mapping):
                 raise UserError(f"field 'meta' must be an object, got {type(row['meta']).__name__}")
             values["meta"] = dict(row.get("meta") or {})
+            if _deep(values["meta"]):
+                raise UserError(f"field 'meta' has brackets within brackets, more than {_DEEPEST} levels")
             return cls(**values)
         except UserError as error:
             raise UserError(f"{where}: {error}") from None
+
+
+def _deep(value: Any, levels: int = _DEEPEST) -> bool:
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return levels == 0 or any(_deep(item, levels - 1) for item in items)
 
 
 def _read_context(value: Any) -> list[Turn]:

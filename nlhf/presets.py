@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nlhf.errors import UserError, nearest
+from nlhf.generation import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,18 @@ def apply_preset(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
     if name not in PRESETS:
         raise UserError(f"unknown preset {name!r}; known: {', '.join(sorted(PRESETS))}.{nearest(name, PRESETS)}")
     return _merge(PRESETS[name].settings(), _nested(values))
+
+
+def with_preset(
+    name: str | None, judge_format: str | None = None, sampling: SamplingConfig | None = None
+) -> tuple[str, SamplingConfig]:
+    """Format and sampling of a judge: what is given, else the preset's, else ``rm_nlhf`` and the default sampling.
+
+    Raises:
+        UserError: there is no such preset.
+    """
+    known = apply_preset(name, {}) if name is not None else {"format": "rm_nlhf", "sampling": {}}
+    return judge_format or known["format"], sampling or SamplingConfig(**known["sampling"])
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,12 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 from nlhf.critique.arguments import Argument
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.errors import UserError
+from nlhf.files import check_fields
 from nlhf.judge import Judgement, Order
 from nlhf.pairs import Label, Pair, other_label
 from nlhf.verdict import Verdict
@@ -149,11 +150,12 @@ class Record:
             raise UserError(f"{where}: not a judgement but a {type(row).__name__}")
         values = {k: v for k, v in row.items() if k not in _DERIVED}
         try:
-            values["match"] = _read_match(values.get("match"))
+            values["match"] = _read_match(values.get("match"), where)
             values["scores"] = None if values.get("scores") is None else tuple(values["scores"])
             record = cls(**values)
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, ValueError) as error:
             raise UserError(f"{where}: not a judgement written by this version ({error})") from None
+        check_fields(values, _TYPES, where)
         if row.get("reply_hash", record.reply_hash) != record.reply_hash:
             raise UserError(
                 f"{where}: the reply does not fit its reply_hash, so the line was changed after it was written; "
@@ -162,14 +164,18 @@ class Record:
         return record
 
 
+_TYPES = get_type_hints(Record)
+
+
 def reply_hash(text: str) -> str:
     """SHA-256 of a reply, first 16 digits."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _read_match(row: Mapping[str, Any] | None) -> CritiqueMatch | None:
+def _read_match(row: Mapping[str, Any] | None, where: str) -> CritiqueMatch | None:
     if row is None:
         return None
+    check_fields(row, {"precision": float, "recall": float, "f1": float, "failure": str | None}, f"{where}: match")
     values = dict(row)
     values["matched"] = tuple((i, j) for i, j in row["matched"])
     for name in ("generated", "reference"):

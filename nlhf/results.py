@@ -6,13 +6,13 @@ Station of the path: Verdict -> metrics -> **results** -> report. For notebooks,
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nlhf.benchmark_scores import Score, benchmark_scores
 from nlhf.calibration import Bin, reliability
 from nlhf.errors import UserError
 from nlhf.figures import WRONG_CRITIQUE_THRESHOLD, by_pair
-from nlhf.files import read_json, read_jsonl
+from nlhf.files import check_fields, read_json, read_jsonl
 from nlhf.intervals import RESAMPLES, McNemar
 from nlhf.judge import VoteRule
 from nlhf.ledger import format_metric
@@ -20,7 +20,26 @@ from nlhf.metrics import Difference, Metric, compare, compare_decisions, compute
 from nlhf.pairs import Pair
 from nlhf.probe import FILLERS, probe_pairs
 from nlhf.records import Record
-from nlhf.runs import read_config
+from nlhf.roleplay.judgements import PRINCIPLE_FIGURES, principle_figures
+from nlhf.runs import check_seed, read_config
+
+# What figures and reports read of a run's configuration and of its manifest, by dotted key.
+_CONFIG = {
+    "run_name": str,
+    "model.name": str,
+    "data.source": str,
+    "data.split": str,
+    "format": str | None,
+    "sampling": dict,
+    "scorer": dict | None,
+    "orders": Literal["both", "AB", "BA"],
+    "samples": int,
+    "vote": VoteRule | None,
+    "wrong_critique_threshold": float,
+    "resamples": int,
+    "seed": int,
+}
+_MANIFEST = {"data": dict, "data.data_hash": str | None, "judge.prompt_hash": str, "judge.ties": bool}
 
 
 @dataclass(frozen=True)
@@ -145,6 +164,10 @@ def load_run(folder: str | Path, resamples: int | None = None) -> Run:
         raise UserError(f"{folder} holds an evaluation that did not finish; continue it with --resume true")
     if resamples is not None:
         config = config | {"resamples": resamples}
+    check_fields(config, _CONFIG, f"{folder / 'config.yaml'}")
+    check_seed(config["seed"])
+    manifest = read_json(folder / "manifest.json")
+    check_fields(manifest, _MANIFEST, f"{folder / 'manifest.json'}")
     pairs = {pair.id: pair for pair in _read_pairs(folder / "pairs.jsonl")}
     records = read_records(folder / "judgements.jsonl")
     _require_complete(folder / "judgements.jsonl", config, pairs, records)
@@ -158,7 +181,7 @@ def load_run(folder: str | Path, resamples: int | None = None) -> Run:
         name=config["run_name"],
         config=config,
         environment=read_json(folder / "environment.json"),
-        manifest=read_json(folder / "manifest.json"),
+        manifest=manifest,
         pairs=pairs,
         evaluation=derive(config, list(pairs.values()), records, probe),
         seconds=_seconds(folder / "timing.jsonl"),
@@ -186,7 +209,9 @@ def _rule(config: Mapping[str, Any]) -> VoteRule:
 
 
 def _seconds(path: Path) -> float:
-    rows = read_jsonl(path, skip_torn=True) if path.is_file() else ()
+    rows = list(read_jsonl(path, skip_torn=True)) if path.is_file() else []
+    for number, row in rows:
+        check_fields(row, {"seconds": float}, f"{path}:{number}")
     return sum(row["seconds"] for _, row in rows)
 
 
@@ -254,6 +279,11 @@ def further_figures(run: Run) -> list[FurtherFigure]:
         filler = repr(FILLERS[kind]) if FILLERS[kind] else "an empty response"
         meaning = f"verdicts for the real response against {filler}; never part of the accuracies"
         found.append(FurtherFigure(f"Probe: {kind}", meaning, format_metric(metrics["accuracy"])))
+    if str(run.config.get("format")).startswith("her_rm"):
+        options = {name: run.config[name] for name in ("resamples", "seed")}
+        for name, metric in principle_figures(evaluation.records, **options).items():
+            definition = PRINCIPLE_FIGURES[name]
+            found.append(FurtherFigure(definition.title, definition.meaning, format_metric(metric, definition.rate)))
     if run.seconds:
         text = f"{run.seconds:.1f} s, {run.seconds / len(run.pairs):.3g} s a pair"
         found.append(FurtherFigure("Time", "wall time of judging, without loading and without scoring critiques", text))

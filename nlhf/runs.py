@@ -20,7 +20,7 @@ import yaml
 
 import nlhf
 from nlhf.errors import UserError
-from nlhf.files import read_json, write_json, write_text
+from nlhf.files import check_fields, read_json, write_json, write_text
 
 _PACKAGES = (
     "torch",
@@ -67,7 +67,8 @@ def open_run(
     folder = Path(out)
     if holds_run(folder):
         environments = read_json(folder / "environment.json")
-        environments.setdefault("resumed", []).append(environment())
+        check_fields(environments, {"resumed": list[dict] | None}, f"{folder / 'environment.json'}")
+        environments["resumed"] = [*(environments.get("resumed") or []), environment()]
         write_json(folder / "environment.json", environments)
         return folder
     # config.yaml marks the folder as a run, so it comes last.
@@ -110,11 +111,14 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / "config.yaml"
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UserError(f"{folder} holds no run (cannot read {path.name}: {error.strerror})") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path}: expected options with values, got {type(config).__name__}")
+    return config
 
 
 def plain(value: Any) -> Any:

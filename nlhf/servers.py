@@ -242,7 +242,7 @@ class ChatServer:
             message, finish_reason = choice["message"], choice["finish_reason"]
             content = message.get("content") or ""
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._count(None)
             raise MalformedReplyError(f"not a chat completion: {self._hide(text[:80])!r}") from None
         tokens = self._count(body.get("usage"))

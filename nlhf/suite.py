@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nlhf.errors import UserError, nearest
-from nlhf.files import check_appendable, read_jsonl
+from nlhf.files import check_appendable
 from nlhf.runs import check_seed, holds_run, open_run
+from nlhf.suite_board import Board
 
 VERBS = {
     "cold-start": "nlhf.cold_start:cold_start",
@@ -109,7 +110,9 @@ class Test:
 
 
 @dataclass
-class _Job:
+class Job:
+    """What one worker process does: a common start, a step of prepare, or an arm (train it, judge it), for one seed."""
+
     seed: int
     name: str
     folder: Path
@@ -119,6 +122,7 @@ class _Job:
 
     @property
     def log(self) -> Path:
+        """What the job prints."""
         return self.folder.parent / f"{self.folder.name}.log"
 
 
@@ -163,14 +167,14 @@ def suite(
     stages = [start, *(s.stage for s in prepare), *(a.train for a in arms if a.train), *(t.evaluate for t in tests)]
     config["files"] = {stage.config: read_yaml(stage.config) for stage in stages}
     folder = open_run(out, config, resume=holds_run(out), may_differ=_MAY_DIFFER)
-    jobs = [_Job(s, arm.name, folder / f"seed-{s}" / slug(arm.name), arm.train, arm) for arm in arms for s in seeds]
+    jobs = [Job(s, arm.name, folder / f"seed-{s}" / slug(arm.name), arm.train, arm) for arm in arms for s in seeds]
     before = [
-        [_Job(seed, step.name, folder / f"seed-{seed}" / slug(step.name), step.stage) for seed in seeds]
+        [Job(seed, step.name, folder / f"seed-{seed}" / slug(step.name), step.stage) for seed in seeds]
         for step in (Step(START, start), *prepare)
     ]
     began = time.perf_counter()
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when a worker imports torch
-    with _pool(workers) as pool, _Board(jobs) as board:
+    with _pool(workers) as pool, Board(jobs) as board:
         for batch in (*before, jobs):
             _run_all(pool, batch, (tests, name, ledger), board)
     from nlhf.suite_report import write_suite_report
@@ -257,7 +261,7 @@ def _pool(workers: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1)
 
 
-def _run_all(pool: ProcessPoolExecutor, batch: Sequence[_Job], arguments: tuple, board: "_Board") -> None:
+def _run_all(pool: ProcessPoolExecutor, batch: Sequence[Job], arguments: tuple, board: Board) -> None:
     for job in batch:
         job.done = is_done(job)
     futures = {pool.submit(run_job, job, *arguments): job for job in batch if not job.done}
@@ -267,19 +271,19 @@ def _run_all(pool: ProcessPoolExecutor, batch: Sequence[_Job], arguments: tuple,
         for future in finished:
             job = futures[future]
             if future.exception():
-                for other in pending:
-                    other.cancel()
+                if under_way := sum(not other.cancel() for other in pending):
+                    board.say(f"{job.name}, seed {job.seed} failed (log: {job.log}); waiting for {under_way} under way")
                 raise UserError(f"{job.name}, seed {job.seed}: {future.exception()} (log: {job.log})")
             job.done = True
         board.show()
 
 
-def is_done(job: _Job) -> bool:
+def is_done(job: Job) -> bool:
     """True when nothing is left to do for a job."""
     return (job.folder / "done").is_file()
 
 
-def run_job(job: _Job, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
+def run_job(job: Job, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
     """Train (and judge) one arm with one seed; runs in a worker process, with its output in a log file."""
     from filelock import FileLock
 
@@ -301,7 +305,7 @@ def run_job(job: _Job, tests: Sequence[Test], suite_name: str, ledger: str | Non
         (job.folder / "done").touch()
 
 
-def _train_and_judge(job: _Job, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
+def _train_and_judge(job: Job, tests: Sequence[Test], suite_name: str, ledger: str | None) -> None:
     model = origin = job.folder.parent / START / "train" / "final"
     if job.stage:
         _run(job.stage, job, "train", {"model.name": str(origin)} if job.arm else {})
@@ -318,7 +322,7 @@ def _train_and_judge(job: _Job, tests: Sequence[Test], suite_name: str, ledger: 
         _run(test.evaluate, job, f"test-{slug(test.name)}", options)
 
 
-def _run(stage: Stage, job: _Job, name: str, options: dict[str, Any]) -> None:
+def _run(stage: Stage, job: Job, name: str, options: dict[str, Any]) -> None:
     from nlhf.cli import call
 
     out = job.folder / name
@@ -336,14 +340,20 @@ def _values(stage: Stage, options: dict[str, Any], folders: Mapping[str, str]) -
 
 
 def _filled(value: Any, folders: Mapping[str, str]) -> Any:
-    """A text with the folders of the steps that it names in braces."""
+    """A value whose texts, however deep, have the folders of the steps that they name in braces."""
+    if isinstance(value, dict):
+        return {key: _filled(item, folders) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, folders) for item in value]
+    if not isinstance(value, str):
+        return value
 
     def folder(found: re.Match) -> str:
         if slug(found[1]) not in map(slug, folders):
             raise UserError(f"{value!r}: no step {found[1]!r} comes before; known: {', '.join(folders) or 'none'}")
         return {slug(name): path for name, path in folders.items()}[slug(found[1])]
 
-    return re.sub(r"\{([^{}]+)\}", folder, value) if isinstance(value, str) else value
+    return re.sub(r"\{([^{}]+)\}", folder, value)
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -373,64 +383,6 @@ def set_key(values: dict[str, Any], key: str, value: Any, where: str) -> None:
         node[last] = value
     except (IndexError, TypeError, AttributeError, KeyError):
         raise UserError(f"{where}: there is no place for the option {key!r}") from None
-
-
-class _Board:
-    """Always-visible progress: how many runs are done, and where each running one stands."""
-
-    def __init__(self, jobs: Sequence[_Job]):
-        self.jobs, self.began, self.last = jobs, time.perf_counter(), 0.0
-
-    def __enter__(self) -> "_Board":
-        from rich.console import Console
-        from rich.live import Live
-
-        self.console = Console(stderr=True)
-        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        self.show()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.live:
-            self.live.stop()
-
-    def show(self) -> None:
-        """Draw the board; without a terminal, one line every ten seconds."""
-        from rich.table import Table
-
-        elapsed = time.perf_counter() - self.began
-        done = sum(job.done for job in self.jobs)
-        head = f"{done}/{len(self.jobs)} runs done, {elapsed:.0f} s"
-        running = [
-            f"{job.name} {job.seed}: {state}" for job in self.jobs if not job.done and (state := progress_of(job))
-        ]
-        if self.live:
-            table = Table(title=head, show_header=False)
-            for line in running:
-                table.add_row(line)
-            self.live.update(table)
-        elif elapsed - self.last >= 10 or done == len(self.jobs):
-            self.last = elapsed
-            self.console.print("; ".join([head, *running]), soft_wrap=True, markup=False, highlight=False)
-
-
-def progress_of(job: _Job) -> str:
-    """Where a running job stands, read from its own logs; empty before it starts."""
-    tests = [p.name.removeprefix("test-") for p in job.folder.glob("test-*")]
-    if tests:
-        return f"judging {tests[-1]}"
-    path = job.folder / "train" / "metrics.jsonl"
-    if not path.is_file():
-        return "starting" if job.folder.exists() else ""
-    last = {}
-    for _, row in read_jsonl(path, skip_torn=True):
-        last |= row
-    shown = {"reward": "reward", "validation/accuracy": "accuracy", "validation/critique_f1": "critique F1"}
-    return ", ".join(
-        [f"step {last.get('step', 0)}", *(f"{v} {last[k]:.2f}" for k, v in shown.items() if last.get(k) is not None)]
-    )
 
 
 def slug(name: str) -> str:

@@ -180,18 +180,13 @@ def plot(cells: Sequence[Cell], metrics: Sequence[str], arms: Sequence[str], tes
 
 
 def _figure(panels: int) -> tuple[Any, Any]:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, panels, figsize=(3.6 * panels, 3.2), squeeze=False)
-    return figure, axes[0]
+    figure = Figure(figsize=(3.6 * panels, 3.2))
+    return figure, figure.subplots(1, panels, squeeze=False)[0]
 
 
 def _save(figure: Any, axes: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
@@ -200,7 +195,6 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
         figure.legend(handles, labels, loc="lower center", ncols=min(len(labels), 5), frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(path, dpi=130)
-    pyplot.close(figure)
 
 
 def _page(

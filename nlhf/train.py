@@ -26,11 +26,12 @@ from nlhf.training import (
     ValidationConfig,
     announce_budget,
     begin_run,
+    configured,
     group_size,
+    loading_arguments,
     processes,
     run_trainer,
     trainer_arguments,
-    training_dtype,
     training_pairs,
 )
 
@@ -276,25 +277,12 @@ def make_trainer(
 
     prompts = [safe_messages(tokenizer, judge_format.render(p)) for p in pairs]
     rows = Dataset.from_dict({"prompt": prompts, "pair_index": list(range(len(pairs)))})
-    init = {
-        "dtype": training_dtype(model)[0],
-        "attn_implementation": model.attn_implementation,
-        "revision": model.revision,
-    }
-    arguments = {
-        "model_init_kwargs": {k: v for k, v in init.items() if v is not None},
-        "trust_remote_code": model.trust_remote_code,
-        **trainer_arguments(folder, seed, model, grpo),
-    }
+    arguments = {**loading_arguments(model), **trainer_arguments(folder, seed, model, grpo)}
     del arguments["max_prompt_length"]
-    try:
-        settings = GRPOConfig(**arguments)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"grpo: {error}") from error
     return JudgeTrainer(
         model=resolve(model.name),
         reward_funcs=judge_reward,
-        args=settings,
+        args=configured(GRPOConfig, arguments, "grpo"),
         train_dataset=rows,
         processing_class=tokenizer,
     )

@@ -242,7 +242,7 @@ def announce_budget(
         gradient_accumulation=settings.gradient_accumulation_steps,
         steps=steps,
         processes=processes(),
-        sharding=_sharding(),
+        sharding=sharding(),
         weights_dtype=weights,
         compute_dtype="bfloat16" if autocast else weights,
         reference=reference,
@@ -289,12 +289,33 @@ def trainer_arguments(folder: Path, seed: int, model: ModelConfig, settings: Opt
     }
 
 
+def loading_arguments(model: ModelConfig) -> dict[str, Any]:
+    """Arguments of trl's configurations by which its trainers load a model themselves."""
+    init = {
+        "dtype": training_dtype(model)[0],
+        "attn_implementation": model.attn_implementation,
+        "revision": model.revision,
+    }
+    return {
+        "model_init_kwargs": {k: v for k, v in init.items() if v is not None},
+        "trust_remote_code": model.trust_remote_code,
+    }
+
+
+def configured(config_class: type, arguments: Mapping[str, Any], section: str) -> Any:
+    """A trainer's own configuration; what it has against the values is a `UserError` that names the section."""
+    try:
+        return config_class(**arguments)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{section}: {error}") from error
+
+
 def processes() -> int:
     """How many processes train together, as the launcher says."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _sharding() -> Literal["none", "zero2", "full"]:
+def sharding() -> Literal["none", "zero2", "full"]:
     """How accelerate's launcher was told to split the model's state."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         return "full"

@@ -119,18 +119,26 @@ CONTEXTS: dict[str, Context] = {
 }
 """The teacher's contexts by name. The control of those that read critiques: the same on `shuffle_critiques(pairs)`."""
 
-READS_CRITIQUES = ("rationale", "per_response_feedback", "sandbox_note")
-"""Those that read critiques."""
+_READ_CRITIQUES = ("rationale", "per_response_feedback", "sandbox_note")
 
 
-def get_context(name: str) -> Context:
+def get_context(name: str, shuffled: bool = False) -> Context:
     """The context called ``name``.
 
+    Args:
+        name: A key of `CONTEXTS`.
+        shuffled: It is to be given shuffled critiques, so it must be one that reads any.
+
     Raises:
-        UserError: there is none.
+        UserError: there is none, or shuffled critiques would change nothing for it.
     """
     if name not in CONTEXTS:
         raise UserError(f"unknown teacher context {name!r}; known: {', '.join(CONTEXTS)}.{nearest(name, CONTEXTS)}")
+    if shuffled and name not in _READ_CRITIQUES:
+        raise UserError(
+            f"shuffled exchanges critiques, but context {name} reads none; contexts that do: "
+            f"{', '.join(_READ_CRITIQUES)}"
+        )
     return CONTEXTS[name]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nlhf.errors import UserError
 from selfdistill.head import Head, for_products, matmul, project, slices, work_dtype
-from selfdistill.settings import Kind, Support
+from selfdistill.settings import Kind, Objective
 
 CHUNK = 256
 """Positions whose logits are held at once: the matrix products hardly gain from more."""
@@ -33,47 +33,6 @@ TAIL_FLOOR = -math.expm1(-1e-7)
 _CACHED = 2**19
 # Columns of a row that are folded onto each other before the search for the k largest; see `_top_k`.
 _FOLD = 32
-
-
-@dataclass(frozen=True)
-class Objective:
-    """Which divergence, over which tokens.
-
-    With the student's probabilities p and the teacher's q, over the categories of the support:
-
-    - ``reverse``: KL(p || q), what SDRM minimises.
-    - ``forward``: KL(q || p).
-    - ``jsd``: beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p, the generalised
-      Jensen-Shannon divergence of GKD (arXiv 2306.13649).
-
-    The support is the teacher's k likeliest tokens and one bucket for all others, or the vocabulary. With the bucket
-    it is a true divergence of k + 1 categories: never negative and never above that over the vocabulary.
-
-    Raises:
-        UserError: a value is out of its range.
-    """
-
-    kind: Kind = "reverse"
-    """reverse, forward or jsd."""
-
-    support: Support = "teacher_topk"
-    """teacher_topk (its top_k tokens and a tail bucket) or full."""
-
-    top_k: int = 100
-    """Tokens of the teacher that keep a category of their own."""
-
-    beta: float = 0.5
-    """The teacher's share of the mixture; jsd only."""
-
-    def __post_init__(self):
-        if self.kind not in ("reverse", "forward", "jsd"):
-            raise UserError(f"kind of divergence must be reverse, forward or jsd, got {self.kind!r}")
-        if self.support not in ("teacher_topk", "full"):
-            raise UserError(f"support must be teacher_topk or full, got {self.support!r}")
-        if self.top_k < 1:
-            raise UserError(f"top_k must be at least 1, got {self.top_k}")
-        if not 0 < self.beta < 1:
-            raise UserError(f"beta must lie between 0 and 1, got {self.beta}; its ends are kind forward and reverse")
 
 
 @dataclass(frozen=True)
@@ -153,21 +112,6 @@ def divergence(log_p: Tensor, log_q: Tensor, kind: Kind = "reverse", beta: float
     s = torch.where(above, r, 0.0)
     s = s + torch.log1p(torch.where(above, beta, 1 - beta) * torch.expm1(torch.where(above, -r, r)))
     return ((1 - beta) * log_p.exp() * (r - s) - beta * log_q.exp() * s).sum(-1)
-
-
-@torch.no_grad()
-def entropies(hidden: Tensor, head: Head, chunk: int = CHUNK) -> Tensor:
-    """Entropy of the next-token distribution over the vocabulary, in nats; ``[N, H] -> [N]``."""
-    head = for_products(head)
-    out = hidden.new_empty(len(hidden), dtype=work_dtype(hidden))
-    buffer, scratch = _buffer(hidden, head, chunk), _scratch(hidden, head, chunk)
-    for part in slices(len(hidden), chunk):
-        z = project(hidden[part], head, buffer)
-        for group in slices(len(z), len(scratch)):
-            head.finish_(z[group])
-            nothing = torch.empty((len(z[group]), 0), dtype=torch.long, device=z.device)
-            out[part][group] = _summarise(z[group], nothing, scratch).entropy
-    return out
 
 
 @torch.no_grad()

@@ -101,7 +101,7 @@ def loss_at(
         total: The sum of `selfdistill.selection.loss_total` over all micro-batches and processes of the step.
         settings: Objective, normaliser and clip of the ratio.
         sampled_log_probs: Log-probabilities ``[B, T]`` under the model that sampled, where that is not exactly the
-            student; None for a ratio of 1.
+            student; NaN, or None for all, is a ratio of 1.
     """
     mask, keep = positions.mask, positions.keep
     ratio = None

@@ -1,75 +1,35 @@
 """How far a judge is from its teacher, position by position, on rollouts of its own: the **trainer**'s look ahead.
 
 One step of SDRM without the update: draw rollouts, let student and teacher read the same tokens, each after its own
-prompt, and choose the positions to train on. `selfdistill.profile` sums it up.
+prompt, and choose the positions to train on. `selfdistill.judged` keeps it, `selfdistill.profile` sums it up.
 """
 
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nlhf.errors import UserError
-from nlhf.files import read_jsonl, write_jsonl
 from nlhf.formats.base import JudgeFormat
-from nlhf.generation import SamplingConfig, TransformersGenerator, _inference
+from nlhf.generation import SamplingConfig, TransformersGenerator, inference
 from nlhf.judge import Reply
-from nlhf.models import render_chat
 from nlhf.pairs import Pair
-from nlhf.verdict import Verdict
 from selfdistill.contexts import Context
-from selfdistill.divergence import Objective, score
+from selfdistill.divergence import score
 from selfdistill.head import Head
-from selfdistill.profile import Profile, profile_of
+from selfdistill.judged import Judged
 from selfdistill.selection import select
-from selfdistill.settings import Selector, masked_fraction
-from selfdistill.teacher import Slot, TeacherPrompt, fit_teacher_prompt, slot_of, teacher_messages
+from selfdistill.settings import Objective, Selector, check_samples, masked_fraction
+from selfdistill.teacher import Slot, TeacherPrompt, slot_of, teacher_prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-JUDGEMENTS_FILE, POSITIONS_FILE = "judgements.jsonl", "positions.jsonl"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """One rollout of a judge, with what student and teacher make of each of its N positions.
-
-    Attributes:
-        pair: The pair as it was shown.
-        sample: Index among the pair's rollouts.
-        feedback: z as the teacher read it.
-        verdict: What the judge said.
-        ids: The tokens sampled ``[N]``, with the one that ends the turn if there is one.
-        tokens: The text that each of them adds.
-        kl: Divergence of student and teacher ``[N]``, nats, of the objective.
-        student_entropy: H_S ``[N]``, nats.
-        teacher_entropy: H_T ``[N]``.
-        kept: Whether the position would be trained on, bool ``[N]``.
-    """
-
-    pair: Pair
-    sample: int
-    feedback: str
-    verdict: Verdict
-    ids: tuple[int, ...]
-    tokens: tuple[str, ...]
-    kl: np.ndarray
-    student_entropy: np.ndarray
-    teacher_entropy: np.ndarray
-    kept: np.ndarray
-
-    @property
-    def dh(self) -> np.ndarray:
-        """The entropy gap H_S - H_T ``[N]``."""
-        return self.student_entropy - self.teacher_entropy
 
 
 def measure(
@@ -117,11 +77,12 @@ def measure(
         UserError: no pair has feedback that fits, a setting is out of range, or a prompt is too long.
     """
     sampling = sampling or SamplingConfig(max_new_tokens=8192, temperature=1.0)
-    check(samples, sampling, rho)
+    check_samples(samples, sampling.temperature)
+    masked_fraction(rho)
     slot = slot or slot_of(judge_format)
     limit = max_teacher_prompt or _room(model, sampling)
     prompts = _teacher_prompts(tokenizer, judge_format, pairs, feedback, slot, limit, sampling, counts)
-    generator = _TokenGenerator(model, tokenizer, sampling)
+    generator = TransformersGenerator(model, tokenizer, sampling)
     replies = generator.generate([judge_format.render(pair) for pair, _ in prompts], samples, progress)
     student_prompts = generator.encode([judge_format.render(pair) for pair, _ in prompts])
     rows = [
@@ -133,7 +94,7 @@ def measure(
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i].teacher.ids) - len(rows[i].reply.ids))
     judged: dict[int, Judged] = {}
     teacher = model if teacher is None else teacher
-    with _inference(model), _inference(teacher):
+    with inference(model), inference(teacher):
         for start in range(0, len(order), sampling.batch_size):
             batch = order[start : start + sampling.batch_size]
             found = _score(model, teacher, [rows[i] for i in batch], generator.pad_id, sampling, objective)
@@ -142,42 +103,7 @@ def measure(
     return [judged[i] for i in range(len(rows))]
 
 
-def profile(judged: Sequence[Judged]) -> Profile:
-    """The profile of rollouts that were measured; see `selfdistill.profile.profile_of`.
-
-    Raises:
-        UserError: a value is not a number.
-    """
-    kl, dh, kept = (np.concatenate([getattr(j, name) for j in judged]) for name in ("kl", "dh", "kept"))
-    return profile_of(kl, dh, kept=kept, lengths=[len(j.ids) for j in judged])
-
-
-def check(samples: int, sampling: SamplingConfig, rho: float) -> None:
-    """Raise `UserError` if a setting of `measure` is out of range."""
-    masked_fraction(rho)
-    if samples < 1:
-        raise UserError(f"samples must be at least 1, got {samples}")
-    if samples > 1 and not sampling.temperature:
-        raise UserError(f"samples is {samples} but sampling.temperature is 0, which would repeat one reply")
-
-
 # ------------------------------------------------------------------------------------------------------------ rollouts
-
-
-@dataclass(frozen=True)
-class _TokenReply(Reply):
-    """A reply with its token ids, the end of the turn included: text does not say which tokens were sampled."""
-
-    ids: tuple[int, ...] = ()
-
-
-class _TokenGenerator(TransformersGenerator):
-    """Keeps the ids of the tokens that it sampled."""
-
-    def _reply(self, tokens: list[int]) -> _TokenReply:
-        reply = super()._reply(tokens)
-        end = reply.tokens + (not reply.truncated)
-        return _TokenReply(reply.text, reply.truncated, reply.tokens, tuple(tokens[:end]))
 
 
 @dataclass(frozen=True)
@@ -188,7 +114,7 @@ class _Row:
     sample: int
     teacher: TeacherPrompt
     student_ids: list[int]
-    reply: _TokenReply
+    reply: Reply
 
 
 def _room(model: "PreTrainedModel", sampling: SamplingConfig) -> int:
@@ -210,12 +136,8 @@ def _teacher_prompts(
     counts = Counter() if counts is None else counts
     prompts = []
     for pair in pairs:
-
-        def encode(z: str, pair: Pair = pair) -> list[int]:
-            messages = teacher_messages(judge_format, pair, z, slot)
-            return render_chat(tokenizer, messages, **sampling.chat_template_kwargs)
-
-        prompt = fit_teacher_prompt(encode, feedback(pair), limit, counts)
+        variables = sampling.chat_template_kwargs
+        prompt = teacher_prompt(tokenizer, judge_format, pair, feedback(pair), slot, limit, variables, counts)
         if prompt is not None and prompt.has_feedback:
             prompts.append((pair, prompt))
     if not prompts:
@@ -323,79 +245,3 @@ def token_texts(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> lis
         texts.append(now[len(before) :])
         start, done = done, i
     return texts
-
-
-# --------------------------------------------------------------------------------------------------------------- files
-
-
-def write_judged(folder: Path, judged: Sequence[Judged]) -> None:
-    """Write judgements.jsonl, a line for each rollout, and positions.jsonl, a line for each position."""
-    write_jsonl(folder / JUDGEMENTS_FILE, (_judgement_row(i, j) for i, j in enumerate(judged)))
-    write_jsonl(folder / POSITIONS_FILE, (row for i, j in enumerate(judged) for row in _position_rows(i, j)))
-
-
-def _judgement_row(number: int, j: Judged) -> dict[str, Any]:
-    return {
-        "judgement": number,
-        "pair_id": j.pair.id,
-        "sample": j.sample,
-        "label": j.pair.label,
-        "verdict": j.verdict.label,
-        "truncated": j.verdict.truncated,
-        "positions": len(j.ids),
-        "feedback": j.feedback,
-        "critique": j.verdict.critique,
-        "reply": j.verdict.raw,
-        "pair": j.pair.to_dict(),
-    }
-
-
-def _position_rows(number: int, j: Judged) -> Iterable[dict[str, Any]]:
-    for i, dh in enumerate(j.dh):
-        yield {
-            "judgement": number,
-            "position": i,
-            "id": j.ids[i],
-            "token": j.tokens[i],
-            "kl": float(j.kl[i]),
-            "h_s": float(j.student_entropy[i]),
-            "h_t": float(j.teacher_entropy[i]),
-            "dh": float(dh),
-            "kept": bool(j.kept[i]),
-        }
-
-
-def read_judged(folder: str | Path) -> list[Judged]:
-    """What `write_judged` wrote.
-
-    Raises:
-        UserError: a file is missing or not whole.
-    """
-    folder = Path(folder)
-    positions: dict[int, list[dict[str, Any]]] = {}
-    for _, row in read_jsonl(folder / POSITIONS_FILE):
-        positions.setdefault(row["judgement"], []).append(row)
-    judged = []
-    for number, row in read_jsonl(folder / JUDGEMENTS_FILE):
-        where = f"{folder / JUDGEMENTS_FILE}:{number}"
-        own = positions.get(row["judgement"], [])
-        if len(own) != row["positions"]:
-            raise UserError(f"{where}: {row['positions']} positions expected, {POSITIONS_FILE} has {len(own)}")
-        verdict = Verdict(row["verdict"], critique=row["critique"], raw=row["reply"], truncated=row["truncated"])
-        columns = {name: [p[name] for p in own] for name in ("id", "token", "kl", "h_s", "h_t", "kept")}
-        judged.append(
-            Judged(
-                pair=Pair.from_dict(row["pair"], where),
-                sample=row["sample"],
-                feedback=row["feedback"],
-                verdict=verdict,
-                ids=tuple(columns["id"]),
-                tokens=tuple(columns["token"]),
-                **{
-                    name: np.array(columns[column], dtype=float)
-                    for name, column in (("kl", "kl"), ("student_entropy", "h_s"), ("teacher_entropy", "h_t"))
-                },
-                kept=np.array(columns["kept"], dtype=bool),
-            )
-        )
-    return judged

@@ -7,7 +7,7 @@ selector keeps have of the difference: in a few minutes, before hours of trainin
 import logging
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nlhf.config import Presentation
@@ -22,12 +22,10 @@ from nlhf.pairs import Pair
 from nlhf.runs import check_run, open_run
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.training import put_in_order
-from selfdistill import measure as measuring
-from selfdistill.contexts import READS_CRITIQUES, Context, get_context, shuffle_critiques
-from selfdistill.divergence import Objective
-from selfdistill.measure import Judged
+from selfdistill.contexts import Context, get_context, shuffle_critiques
+from selfdistill.judged import Judged, summarize, write_judged
 from selfdistill.profile import Profile
-from selfdistill.settings import Selector
+from selfdistill.settings import Objective, Selector, check_samples, masked_fraction
 from selfdistill.teacher import slot_of
 from selfdistill.views import SHOWN, divergence_figure, places_figure, tokens_page, words_csv, write_png
 
@@ -95,19 +93,20 @@ def profile(
     setup_logging()
     if pairs < 1 or shown < 0:
         raise UserError(f"pairs must be at least 1 and shown at least 0, got {pairs} and {shown}")
-    measuring.check(samples, sampling, rho)
+    check_samples(samples, sampling.temperature)
+    masked_fraction(rho)
     check_run(out, config)
     judge_format = get_format(format, prompt_file)
-    slot, feedback = slot_of(judge_format, feedback_after, feedback_before), get_context(context)
-    if shuffled and context not in READS_CRITIQUES:
-        raise UserError(f"shuffled exchanges critiques, but context {context} reads none; these do: {READS_CRITIQUES}")
+    slot, feedback = slot_of(judge_format, feedback_after, feedback_before), get_context(context, shuffled)
     drops: Counter = Counter()
     everything = load_pairs(data, drops, seed)
     chosen = choose_pairs(shuffle_critiques(everything, seed) if shuffled else everything, feedback, pairs, seed)
 
+    from selfdistill.measure import measure
+
     student, counts = load_model(model), Counter()
     logger.info("drawing %d rollouts of each of %d pairs", samples, len(chosen))
-    judged = measuring.measure(
+    judged = measure(
         student,
         load_tokenizer(model),
         judge_format,
@@ -124,7 +123,7 @@ def profile(
         seed=seed,
         counts=counts,
     )
-    found = measuring.profile(judged)
+    found = summarize(judged)
     folder = open_run(out, config)
     manifest = {
         "data": build_manifest(data, everything, drops).to_dict(),
@@ -154,7 +153,7 @@ def choose_pairs(pairs: Sequence[Pair], feedback: Context, n: int, seed: int) ->
 
 
 def _write(folder: Path, found: Profile, judged: Sequence[Judged], title: str, shown: int) -> None:
-    measuring.write_judged(folder, judged)
+    write_judged(folder, judged)
     write_text(folder / "words.csv", words_csv(judged))
     write_text(folder / "tokens.html", tokens_page(judged, title, shown))
     write_png(divergence_figure(judged, found), folder / "u_shape.png")
@@ -165,9 +164,9 @@ def _write(folder: Path, found: Profile, judged: Sequence[Judged], title: str, s
     print(f"token by token: {folder / 'tokens.html'}")
 
 
-def report(found: Profile) -> None:
-    """Print the table, and log the warning if there is reason for one."""
-    print(found.table(), flush=True)
+def report(found: Profile, show: Callable[[str], None] = print) -> None:
+    """Show the table, and log the warning if there is reason for one."""
+    show(found.table())
     if warning := found.warning():
         logger.warning(warning)
 

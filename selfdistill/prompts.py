@@ -16,7 +16,7 @@ from nlhf.models import render_chat, safe_messages
 from nlhf.pairs import Pair
 from selfdistill.contexts import Context
 from selfdistill.settings import SDRMSettings
-from selfdistill.teacher import Slot, TeacherPrompt, fit_teacher_prompt, teacher_messages
+from selfdistill.teacher import Slot, TeacherPrompt, teacher_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -86,11 +86,8 @@ class Prompts:
         return list(itertools.islice((p for p in self.pairs if self._teacher(p, Counter()).has_feedback), n))
 
     def _teacher(self, pair: Pair, counts: Counter) -> TeacherPrompt | None:
-        def encode(z: str) -> list[int]:
-            messages = teacher_messages(self.format, pair, z, self.slot)
-            return render_chat(self.tokenizer, messages, **self.variables)
-
-        return fit_teacher_prompt(encode, self.context(pair), self.settings.max_teacher_prompt_length, counts)
+        limit, z = self.settings.max_teacher_prompt_length, self.context(pair)
+        return teacher_prompt(self.tokenizer, self.format, pair, z, self.slot, limit, self.variables, counts)
 
     def _fits(self, pair: Pair) -> bool:
         counts: Counter = Counter()

@@ -119,8 +119,11 @@ def to_grid(values: Tensor, mask: Tensor, fill: float = 0.0) -> Tensor:
 
 
 def importance_ratio(log_probs: Tensor, old_log_probs: Tensor, clip: float = 2.0) -> Tensor:
-    """min(pi / pi_old, clip), without gradient: exactly 1 where the rollouts are the present policy's own."""
-    return (log_probs - old_log_probs).detach().clamp(-20.0, 20.0).exp().clamp(max=clip)
+    """min(pi / pi_old, clip), without gradient: exactly 1 on the present policy's own rollouts, or where it is NaN.
+
+    (An engine gives NaN for a token whose probability it does not know.)
+    """
+    return (log_probs - old_log_probs).detach().nan_to_num(nan=0.0).clamp(-20.0, 20.0).exp().clamp(max=clip)
 
 
 def loss_total(

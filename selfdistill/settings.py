@@ -5,14 +5,11 @@ Names of alternatives live here, where nothing heavy is imported, so that a mist
 
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from nlhf.config import OptimizationConfig
 from nlhf.errors import UserError
 from nlhf.training import RolloutSettings
-
-if TYPE_CHECKING:
-    from selfdistill.divergence import Objective
 
 Kind = Literal["reverse", "forward", "jsd"]
 Support = Literal["teacher_topk", "full"]
@@ -36,6 +33,55 @@ def masked_fraction(rho: float | str | Fraction) -> Fraction:
     if not 0 <= exact < 1:
         raise UserError(f"rho, the fraction of positions masked, must lie in [0, 1), got {rho!r}; 0 trains on all")
     return exact
+
+
+def check_samples(samples: int, temperature: float) -> None:
+    """Raise `UserError` unless so many rollouts of a pair can be drawn, and differ."""
+    if samples < 1:
+        raise UserError(f"samples must be at least 1, got {samples}")
+    if samples > 1 and not temperature:
+        raise UserError(f"samples is {samples} but sampling.temperature is 0, which would repeat one reply")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Which divergence, over which tokens.
+
+    With the student's probabilities p and the teacher's q, over the categories of the support:
+
+    - ``reverse``: KL(p || q), what SDRM minimises.
+    - ``forward``: KL(q || p).
+    - ``jsd``: beta KL(q || m) + (1 - beta) KL(p || m) with m = beta q + (1 - beta) p, the generalised
+      Jensen-Shannon divergence of GKD (arXiv 2306.13649).
+
+    The support is the teacher's k likeliest tokens and one bucket for all others, or the vocabulary. With the bucket
+    it is a true divergence of k + 1 categories: never negative and never above that over the vocabulary.
+
+    Raises:
+        UserError: a value is out of its range.
+    """
+
+    kind: Kind = "reverse"
+    """reverse, forward or jsd."""
+
+    support: Support = "teacher_topk"
+    """teacher_topk (its top_k tokens and a tail bucket) or full."""
+
+    top_k: int = 100
+    """Tokens of the teacher that keep a category of their own."""
+
+    beta: float = 0.5
+    """The teacher's share of the mixture; jsd only."""
+
+    def __post_init__(self):
+        if self.kind not in ("reverse", "forward", "jsd"):
+            raise UserError(f"kind of divergence must be reverse, forward or jsd, got {self.kind!r}")
+        if self.support not in ("teacher_topk", "full"):
+            raise UserError(f"support must be teacher_topk or full, got {self.support!r}")
+        if self.top_k < 1:
+            raise UserError(f"top_k must be at least 1, got {self.top_k}")
+        if not 0 < self.beta < 1:
+            raise UserError(f"beta must lie between 0 and 1, got {self.beta}; its ends are kind forward and reverse")
 
 
 @dataclass
@@ -123,10 +169,8 @@ class SDRMSettings(RolloutSettings):
             raise UserError("; ".join(problems))
 
     @property
-    def objective(self) -> "Objective":
+    def objective(self) -> Objective:
         """Which divergence, over which tokens."""
-        from selfdistill.divergence import Objective
-
         return Objective(self.divergence, self.support, self.support_size, self.jsd_beta)
 
     def trl_arguments(self, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -8,12 +8,13 @@ import copy
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nlhf.errors import UserError
 from nlhf.formats.base import JudgeFormat, Message
+from nlhf.models import render_chat
 from nlhf.pairs import Pair
 from selfdistill.contexts import name_responses
 from selfdistill.settings import Mode
@@ -54,6 +55,10 @@ class Slot:
         at += len(self.after)
         return prompt[:at] + self.lead + z.strip() + prompt[at:] if z.strip() else prompt
 
+    def worded(self, z: str) -> str:
+        """Z with the prompt's own names of the responses."""
+        return name_responses(z, self.naming) if self.naming else z
+
 
 SLOTS = {
     "sdrm": Slot(after="[End of Assistant B's Response]"),
@@ -89,7 +94,6 @@ def slot_of(judge_format: JudgeFormat, after: str | None = None, before: str | N
 def teacher_messages(judge_format: JudgeFormat, pair: Pair, z: str, slot: Slot | None = None) -> list[Message]:
     """The student's messages with z inserted into the last one, and not a byte else changed."""
     slot = slot or slot_of(judge_format)
-    z = name_responses(z, slot.naming) if slot.naming else z
     *others, last = judge_format.render(pair)
     return [*others, {**last, "content": slot.insert(last["content"], z)}]
 
@@ -110,6 +114,36 @@ class TeacherPrompt:
     def has_feedback(self) -> bool:
         """Whether the teacher knows more than the student: rows without give no loss."""
         return bool(self.feedback.strip())
+
+
+def teacher_prompt(
+    tokenizer: Any,
+    judge_format: JudgeFormat,
+    pair: Pair,
+    z: str,
+    slot: Slot,
+    max_tokens: int,
+    variables: Mapping[str, Any],
+    counts: Counter | None = None,
+) -> TeacherPrompt | None:
+    """The teacher's prompt for a pair as it is shown; see `fit_teacher_prompt` for the budget and what is counted.
+
+    Args:
+        tokenizer: The judge's.
+        judge_format: Renders the student's prompt.
+        pair: As it is shown.
+        z: The feedback.
+        slot: Its place.
+        max_tokens: The budget.
+        variables: Of the chat template.
+        counts: What was shortened or left out.
+    """
+
+    def encode(z: str) -> list[int]:
+        return render_chat(tokenizer, teacher_messages(judge_format, pair, z, slot), **variables)
+
+    # Named before it is cut: "Assistant A's", the rest cut off, would be named once more.
+    return fit_teacher_prompt(encode, slot.worded(z), max_tokens, counts)
 
 
 def fit_teacher_prompt(
@@ -211,13 +245,12 @@ class EMATeacher:
     def _moving(self) -> "dict[str, Callable[[], Tensor]]":
         return _moving_weights(self.student) if self.mode == "ema" else {}
 
-    def update(self, rate: float | None = None) -> None:
+    def update(self) -> None:
         """Move towards the student, after an optimiser step; does nothing unless the mode is ema."""
         if self.mode != "ema":
             return
         import torch
 
-        rate = self.rate if rate is None else rate
         # Without a backward pass FSDP2 leaves the teacher's last parameters whole after a forward: the next one would
         # take these, and not what is written into the pieces here.
         for module in self.model.modules():
@@ -226,7 +259,7 @@ class EMATeacher:
         with torch.no_grad():
             for name, weight in self._moving.items():
                 average = self._average(name)
-                average.lerp_(weight().to(average), rate)
+                average.lerp_(weight().to(average), self.rate)
                 self._own[name].copy_(average)
         self.updates += 1
 

@@ -21,13 +21,14 @@ from nlhf.training import (
     ValidationConfig,
     announce_budget,
     begin_run,
+    configured,
+    loading_arguments,
     processes,
     run_trainer,
     trainer_arguments,
-    training_dtype,
     training_pairs,
 )
-from selfdistill.contexts import READS_CRITIQUES, get_context, shuffle_critiques
+from selfdistill.contexts import get_context, shuffle_critiques
 from selfdistill.prompts import Prompts
 from selfdistill.settings import SDRMSettings
 from selfdistill.teacher import slot_of
@@ -83,13 +84,8 @@ def train(
     config = {k: v for k, v in locals().items() if k != "dry_run"}
     setup_logging()
     check_run(out, config, resume)
-    judge_format, feedback = get_format(format, prompt_file), get_context(context)
+    judge_format, feedback = get_format(format, prompt_file), get_context(context, shuffled)
     slot = slot_of(judge_format, feedback_after, feedback_before)
-    if shuffled and context not in READS_CRITIQUES:
-        raise UserError(
-            f"shuffled exchanges critiques, but context {context} reads none; contexts that do: "
-            f"{', '.join(READS_CRITIQUES)}"
-        )
     if os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE") == "3":
         raise UserError(
             "the teacher of SDRM does not follow weights in pieces of DeepSpeed ZeRO-3; launch with "
@@ -162,21 +158,12 @@ def make_trainer(
     from nlhf.models import resolve
     from selfdistill.trainer import SDRMTrainer
 
-    init = {
-        "dtype": training_dtype(model)[0],
-        "attn_implementation": model.attn_implementation,
-        "revision": model.revision,
-    }
     arguments = {
-        "model_init_kwargs": {k: v for k, v in init.items() if v is not None},
-        "trust_remote_code": model.trust_remote_code,
+        **loading_arguments(model),
         "disable_dropout": True,  # noise that the teacher does not have is nothing to learn from
         **sdrm.trl_arguments(trainer_arguments(folder, seed, model, sdrm)),
     }
-    try:
-        settings = DistillationConfig(**arguments)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"sdrm: {error}") from error
+    settings = configured(DistillationConfig, arguments, "sdrm")
     return SDRMTrainer(resolve(model.name), prompts, sdrm, settings, tokenizer)
 
 
@@ -187,6 +174,8 @@ def _first_look(trainer: "SDRMTrainer", folder: Path) -> Any:
     """
     from transformers import TrainerCallback
 
+    from selfdistill.profiling import report
+
     class FirstLook(TrainerCallback):
         def on_train_begin(self, args, state, control, **_):
             if state.global_step > 0:
@@ -195,9 +184,7 @@ def _first_look(trainer: "SDRMTrainer", folder: Path) -> Any:
             if not trainer.accelerator.is_main_process:
                 return
             write_json(folder / PROFILE_FILE, found.to_dict())
-            logger.info("before training:\n%s", found.table())
-            if found.warning():
-                logger.warning(found.warning())
+            report(found, lambda table: logger.info("before training:\n%s", table))
 
     return FirstLook()
 
@@ -208,7 +195,8 @@ def _profile(trainer: "SDRMTrainer") -> Any:
     from trl.models import unwrap_model_for_generation
 
     from nlhf.generation import SamplingConfig
-    from selfdistill.measure import measure, profile
+    from selfdistill.judged import summarize
+    from selfdistill.measure import measure
 
     accelerator, prompts, sdrm = trainer.accelerator, trainer.prompts, trainer.settings
     pairs = prompts.with_feedback(sdrm.profile_prompts)
@@ -240,4 +228,4 @@ def _profile(trainer: "SDRMTrainer") -> Any:
             rho=sdrm.rho,
             seed=trainer.args.seed,
         )
-    return profile(judged if sharded else gather_object(judged))
+    return summarize(judged if sharded else gather_object(judged))

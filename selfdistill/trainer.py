@@ -144,7 +144,7 @@ class SDRMTrainer(DistillationTrainer):
 
         def generate_and_keep(*arguments: Any, **keywords: Any) -> tuple:
             result = generate(*arguments, **keywords)
-            # One number a token; a token without one has a ratio of 1 below.
+            # One number a token, or NaN: see `importance_ratio`.
             self._sampled_log_probs = [[float("nan") if t[0] is None else t[0] for t in row] for row in result[2]]
             return result
 
@@ -173,7 +173,7 @@ class SDRMTrainer(DistillationTrainer):
                 inputs["feedback"],
                 inputs["num_items_in_batch"],
                 self.settings,
-                _without_nan(inputs.get("sampled_log_probs"), positions),
+                inputs.get("sampled_log_probs"),
             )
         self._sums = self._sums + _sums(positions, inputs["feedback"])
         # Gradients are averaged over processes; the divisor counts the positions of all of them.
@@ -198,9 +198,8 @@ class SDRMTrainer(DistillationTrainer):
         mask = torch.cat([inputs[f"{prompt}_mask"], inputs["completion_mask"]], dim=1)
         hidden = self._get_last_hidden_state(model, ids, mask, inputs["completion_ids"].shape[1])
         head = Head.of(model, self.temperature)
-        if (
-            self._dist.is_fsdp and not torch.is_grad_enabled()
-        ):  # the teacher's head is in pieces again after its forward
+        # After its forward the teacher's head is in pieces again.
+        if self._dist.is_fsdp and not torch.is_grad_enabled():
             head = replace(head, weight=head.weight.clone(), bias=None if head.bias is None else head.bias.clone())
         return States(hidden, head)
 
@@ -230,14 +229,6 @@ class _Follow(TrainerCallback):
     def on_optimizer_step(self, args, state, control, **_):
         """Called by the trainer."""
         self.teacher.update()
-
-
-def _without_nan(log_probs: Tensor | None, positions: Positions) -> Tensor | None:
-    """Log-probabilities with the student's own where vLLM gave none: a ratio of 1."""
-    if log_probs is None:
-        return None
-    own = torch.zeros_like(log_probs).masked_scatter(positions.mask, positions.scores.token_log_probs.to(log_probs))
-    return torch.where(log_probs.isnan(), own, log_probs)
 
 
 def _sums(positions: Positions, feedback: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nlhf.files import write_bytes
-from selfdistill.measure import Judged
+from selfdistill.judged import Judged
 from selfdistill.profile import TAIL, Profile
 
 if TYPE_CHECKING:
@@ -86,11 +86,9 @@ def places_figure(profile: Profile) -> "Figure":
 
 
 def _canvas(width: float, height: float, columns: int = 1) -> tuple["Figure", Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
     return figure, figure.subplots(1, columns)
 
 

@@ -1,6 +1,7 @@
 """Every formula against figures worked out by hand, with numbers on which the likely mistake gives another result."""
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -391,6 +392,12 @@ class TestTies:
         found = ties_score(prompts)
         assert (found["tied accuracy"], found["margin over spread"]) == (0.5, 1)
 
+    def test_a_prompt_with_an_unreadable_rating_is_worth_the_least(self):
+        """The wrong answer's rating is missing: neither accurate nor ahead, and the limit of tanh is -1."""
+        found = ties_score([TiesPrompt("tied:1", (9, 8, None), 2), TiesPrompt("ref:1", (9, 2), 1)])
+        expected = {"tied accuracy": 0, "ref accuracy": 1, "margin over spread": 0, "lesser margin over spread": 0}
+        assert found == {**expected, "tanh": -1, "overall": pytest.approx(0.3 - 0.01)}
+
     @pytest.mark.parametrize(
         "prompt",
         [
@@ -404,6 +411,67 @@ class TestTies:
     def test_malformed(self, prompt):
         with pytest.raises(ValueError, match="Ties"):
             ties_score([prompt])
+
+
+def rated_row(prompt, correct, incorrect, label="A"):
+    """Records and pairs of a row of Ties whose answers have these ratings; None is one that cannot be read."""
+    counts = len(correct), len(incorrect)
+    pairs, records = [], []
+    for i in range(max(counts)):
+        places = i % counts[0], i % counts[1]
+        rated = {"prompt": prompt, "answers": list(places), "counts": list(counts)}
+        pair = make_pair(f"{prompt}-{i}", "Ties", label, f"Ties-{prompt.partition(':')[2]}", rated=rated)
+        scores = [correct[places[0]], incorrect[places[1]]][:: 1 if label == "A" else -1]
+        for order, shown in (("AB", scores), ("BA", scores[::-1])):
+            said = None if shown[0] is None else tuple(s for s in shown if s is not None)
+            records.append(replace(judged(pair, None)[0], order=order, scores=said))
+        pairs.append(pair)
+    return pairs, records
+
+
+class TestTiesFromPairs:
+    ROWS = (
+        rated_row("tied:1", (9, 7), (6, 2)),
+        rated_row("ref:1", (8,), (5,)),
+        rated_row("tied:2", (8, 8), (9,), label="B"),
+        rated_row("ref:2", (9,), (4, 3, 2), label="B"),
+    )
+
+    def test_ratings_of_answers_make_the_formula(self):
+        prompts = [
+            TiesPrompt("tied:1", (9, 7, 6, 2), 2),
+            TiesPrompt("ref:1", (8, 5), 1),
+            TiesPrompt("tied:2", (8, 8, 9), 2),
+            TiesPrompt("ref:2", (9, 4, 3, 2), 1),
+        ]
+        expected = ties_score(prompts)
+        found = values(score_rows(*self.ROWS))
+        assert found.pop("Ties") == pytest.approx(expected.pop("overall"))
+        assert found == pytest.approx({f"Ties/{part}": worth for part, worth in expected.items()})
+
+    def test_beside_the_other_subsets(self):
+        """Ties takes no part in their figures, and they take none in Ties."""
+        row = best_of_row(0, "Math", *(TestRewardBench2.RIGHT,) * 3)
+        alone, together = score_rows(row), score_rows(*self.ROWS, row)
+        assert {name: together[name] for name in alone} == alone
+        assert {**together} == {**alone, **score_rows(*self.ROWS)}
+
+    def test_an_unreadable_rating_is_said(self):
+        found = score_rows(rated_row("tied:1", (9, 7), (None, 2)), rated_row("ref:1", (8,), (5,)))
+        assert (found["Ties/tied accuracy"].value, found["Ties/ref accuracy"].value) == (0, 1)
+        assert found["Ties"].note.endswith("; 1 prompts with a rating that could not be read are worth the least")
+
+    def test_a_row_of_which_an_answer_was_not_shown_is_left_out_and_said(self):
+        cut = tuple(part[:2] for part in rated_row("tied:3", (2, 2, 2), (9,)))
+        found = score_rows(*self.ROWS, cut)
+        assert found["Ties"].value == score_rows(*self.ROWS)["Ties"].value
+        assert found["Ties"].note.endswith("; 1 incomplete rows left out")
+        assert score_rows(cut) == {}
+
+    def test_the_interval_resamples_numbers(self):
+        found = score_rows(*self.ROWS, resamples=200)["Ties"]
+        assert found.low < found.value < found.high
+        assert score_rows(*self.ROWS[:2], resamples=200)["Ties"].low is None
 
 
 # -------------------------------------------------------------------------------------------------------------- PandaLM

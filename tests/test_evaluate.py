@@ -379,6 +379,82 @@ def test_runs_that_count_votes_differently_are_not_compared(setup, tmp_path):
 # The core
 
 
+class Rating(Scripted):
+    """Rates the response it is shown: splendid 9, else 4; by question 3 it does not say."""
+
+    def reply(self, prompt: str, k: int) -> Reply:
+        rating = "no number" if "question 3 " in prompt else 9 if "splendid" in prompt else 4
+        return Reply(f"It is what it is.\nRating: {rating}", False, 7)
+
+
+@pytest.fixture
+def rating(setup, monkeypatch):
+    arguments, _ = setup
+    generator = Rating()
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda *_: generator)
+    return arguments | {"format": "rewardbench2_ratings", "scorer": None}, generator
+
+
+def test_a_format_that_rates_one_response_judges_pairs(rating):
+    arguments, _ = rating
+    evaluation = evaluate(**arguments)
+    counts = {name: (m.k, m.n) for name, m in evaluation.metrics.items()}
+    assert counts["parse_rate"] == counts["accuracy"] == (18, 20)
+    assert counts["position_consistency"] == (9, 9)  # by construction
+    assert [record.scores for record in evaluation.records[:3]] == [(9, 4), (4, 9), (4, 9)]
+
+
+def test_a_pair_whose_ratings_were_torn_apart_is_rated_anew(rating, tmp_path):
+    """A kill between the lines of both orders: a lone rating would have nothing to be compared with."""
+    arguments, generator = rating
+    first = evaluate(**arguments)
+    lines = (tmp_path / "run" / "judgements.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "run" / "judgements.jsonl").write_text("".join(lines[:7]), encoding="utf-8")
+    generator.calls.clear()
+    assert evaluate(**arguments, resume=True) == first
+    assert len(generator.calls) == 2 * (10 - 3)  # three pairs were whole
+
+
+def test_a_format_that_rates_one_response_needs_both_orders(rating, tmp_path):
+    arguments, generator = rating
+    with pytest.raises(UserError, match="set orders to both"):
+        evaluate(**arguments | {"orders": "AB"})
+    assert not (tmp_path / "run").exists()
+    assert generator.calls == []
+
+
+def test_the_ties_subset_is_rated_and_scored(rating, tmp_path):
+    arguments, _ = rating
+    row = {"prompt": "question", "subset": "Ties"}
+    rows = [
+        row | {"id": "tied:1", "chosen": ["splendid 1", "splendid 2"], "rejected": ["bad 1", "bad 2", "bad 3"]},
+        row | {"id": "ref:1", "chosen": ["splendid 3"], "rejected": ["bad 4"]},
+    ]
+    write_jsonl(tmp_path / "test.jsonl", rows)
+    arguments["data"] = DataConfig("rewardbench2", "test", str(tmp_path / "test.jsonl"), options={"ties": True})
+    found = {score.name: score.value for score in evaluate(**arguments).scores}
+    assert found["Ties"] == pytest.approx(1.01)  # right by 5 without spread
+    assert load_run(tmp_path / "run").evaluation.scores[0].name == "Ties"
+    with pytest.raises(UserError, match=r"data.options.ties.*'rm_nlhf' compares two.*rewardbench2_ratings"):
+        evaluate(**arguments | {"format": "rm_nlhf", "out": str(tmp_path / "other")})
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_preset_in_python_sets_what_is_not_set(setup, tmp_path, monkeypatch):
+    arguments, generator = setup
+    made = []
+    monkeypatch.setattr(nlhf.evaluate, "make_generator", lambda *a: made.append(a) or generator)
+    arguments.pop("sampling")
+    evaluate(**arguments, preset="rm-nlhf-qwen-7b")
+    evaluate(**arguments | {"out": str(tmp_path / "own")}, preset="her-rm-32b", format="rm_nlhf", sampling=SAMPLING)
+    assert [(sampling.temperature, sampling.max_new_tokens) for _, sampling, _ in made] == [(0.6, 8192), (0.0, 1024)]
+    configs = [load_run(tmp_path / name).config for name in ("run", "own")]
+    assert [config["format"] for config in configs] == ["rm_nlhf", "rm_nlhf"]
+    assert [config["sampling"]["temperature"] for config in configs] == [0.6, 0.0]
+    with pytest.raises(UserError, match="unknown preset"):
+        evaluate(**arguments | {"out": str(tmp_path / "none")}, preset="rm-nlhf")
+
+
 class FailingScorer(ExactScorer):
     """Fails on every critique the first time."""
 

@@ -87,7 +87,7 @@ def test_sampling_at_a_tiny_temperature_is_greedy(generator):
 def test_reply_ends_before_the_stop_token_and_says_whether_it_was_cut(generator, model, tiny_model, stops, monkeypatch):
     """A token of the greedy reply is declared to end the turn, by the tokenizer or by the model."""
     [[whole]] = generator().generate([PROMPTS[0]])
-    assert (whole.truncated, whole.tokens) == (True, 12)
+    assert (whole.truncated, whole.tokens, len(whole.ids)) == (True, 12, 12)
     tokenizer = load_tokenizer(ModelConfig(tiny_model))
     ids = render_chat(tokenizer, PROMPTS[0])
     start = len(ids)
@@ -105,6 +105,7 @@ def test_reply_ends_before_the_stop_token_and_says_whether_it_was_cut(generator,
     [reply], *_ = ending.generate(PROMPTS)
     assert (reply.truncated, reply.tokens) == (False, end)
     assert reply.text == tokenizer.decode(reply_ids[:end])
+    assert reply.ids == (*reply_ids[:end], stop)  # with the token that ended it
 
 
 def test_reply_that_ends_on_its_last_token_is_not_truncated(generator, model, tokenizer, monkeypatch):

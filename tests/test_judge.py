@@ -104,6 +104,70 @@ def test_a_generator_that_loses_a_prompt_is_found_out(judge, generator):
         judge.judge(PAIRS)
 
 
+class Rating:
+    """Rates the response it is shown: splendid 8, dismal 3, less the number of the sample; keeps what it was asked."""
+
+    def __init__(self, **ratings):
+        self.ratings, self.prompts = {"splendid": 8, "dismal": 3, **ratings}, []
+
+    def generate(self, prompts, samples=1, progress=None):
+        self.prompts += [p[0]["content"] for p in prompts]
+        rating = [next(r for word, r in self.ratings.items() if word in p[0]["content"]) for p in prompts]
+        return [
+            [Reply(f"Hm.\nRating: {'-' if r is None else r - k}", False, 5) for k in range(samples)] for r in rating
+        ]
+
+
+class TestPointwise:
+    """Order AB rates A, order BA rates B, and the verdict of each order compares the two."""
+
+    def test_ratings_of_both_orders_make_the_verdicts(self):
+        generator = Rating()
+        judgements = Judge(get_format("rewardbench2_ratings"), generator).judge(PAIRS, samples=2)
+        assert [(j.pair_id, j.order, j.sample) for j in judgements] == [
+            (pair_id, order, k) for pair_id in ("p0", "p1") for order in ("AB", "BA") for k in range(2)
+        ]
+        assert [j.verdict.label for j in judgements] == ["A", "A", "B", "B", "B", "B", "A", "A"]  # as shown
+        assert {j.label for j in judgements if j.pair_id == "p0"} == {"A"}
+        assert [j.verdict.scores for j in judgements[:4]] == [(8, 3), (7, 2), (3, 8), (2, 7)]  # sample by sample
+        assert [j.strength for j in judgements[:4]] == [-5] * 4
+        assert [j.verdict.raw for j in judgements[:3]] == ["Hm.\nRating: 8", "Hm.\nRating: 7", "Hm.\nRating: 3"]
+        assert all(("splendid" in prompt) != ("dismal" in prompt) for prompt in generator.prompts)
+
+    def test_equal_ratings_are_a_tie(self):
+        judgements = Judge(get_format("rewardbench2_ratings"), Rating(dismal=8)).judge(PAIRS)
+        assert [j.label for j in judgements] == ["tie"] * 4
+
+    def test_a_rating_that_cannot_be_read_is_no_verdict_in_either_order(self):
+        judgements = Judge(get_format("rewardbench2_ratings"), Rating(dismal=None)).judge(PAIRS[:1])
+        assert [(j.label, j.verdict.scores) for j in judgements] == [(None, (8,)), (None, None)]
+
+    @pytest.mark.parametrize("orders", [("AB",), ("BA",), ("AB", "AB")], ids="-".join)
+    def test_one_order_is_refused(self, orders):
+        generator = Rating()
+        with pytest.raises(UserError, match=r"rates one response at a time.*set orders to both"):
+            Judge(get_format("prometheus2_absolute"), generator).judge(PAIRS, orders)
+        assert generator.prompts == []
+
+    def test_ratings_have_no_probability(self):
+        generator = Rating()
+        generator.choice_log_probs = lambda *a, **o: pytest.fail("asked")
+        with pytest.raises(UserError, match="declares numbers"):
+            Judge(get_format("rewardbench2_ratings"), generator).judge(PAIRS, mode="probability")
+
+    def test_a_rating_without_its_counterpart_is_no_judgement(self):
+        """As where a server lost the second sample of order BA."""
+        generator = Rating()
+        answer = generator.generate
+        generator.generate = lambda *a, **o: [group[: 1 if i == 1 else 2] for i, group in enumerate(answer(*a, **o))]
+        judgements = Judge(get_format("rewardbench2_ratings"), generator).judge(PAIRS, samples=2)
+        assert [(j.pair_id, j.order, j.sample) for j in judgements] == [
+            ("p0", "AB", 0),
+            ("p0", "BA", 0),
+            *(("p1", order, k) for order in ("AB", "BA") for k in range(2)),
+        ]
+
+
 @pytest.mark.parametrize(
     ("order", "verdict", "label"),
     [
@@ -230,10 +294,30 @@ def test_critique_probability_forces_the_verdict_in_the_place_of_the_one_given()
 def test_ties_are_beside_the_probability(probabilities, label, probability, tie):
     judge = Judge(get_format("auto_j"), Forced(log(*probabilities)))
     [judgement] = judge.judge(PAIRS[:1], orders=["AB"], mode="probability")
-    assert list(judge.format.verdict_choices()[1]) == ["A", "B", "tie"]
+    assert list(judge.format.verdict_choices()[1].values()) == ["A", "B", "tie"]
     assert judgement.label == label
     assert judgement.probability == pytest.approx(probability)
     assert judgement.tie_probability == pytest.approx(tie)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "label", "raw", "probability", "tie"),
+    [
+        ((0.2, 0.1, 0.05, 0.25, 0.0), "A", "[[A>>B", 0.3 / 0.55, 0.05 / 0.6),
+        ((0.0, 0.2, 0.05, 0.1, 0.15), "B", "[[B>>A", 0.2 / 0.45, 0.05 / 0.5),
+        ((0.1, 0.1, 0.3, 0.2, 0.0), "tie", "[[A=B", 0.2 / 0.4, 0.3 / 0.7),
+    ],
+    ids=["A together", "B together", "tie"],
+)
+def test_several_tokens_of_one_label_are_added_up(probabilities, label, raw, probability, tie):
+    """Arena-Hard's [[A>B]] and [[A>>B]] both say A; the likeliest single token may be another label's."""
+    generator = Forced([math.log(p) if p else -math.inf for p in probabilities])
+    [judgement] = Judge(get_format("arena_hard"), generator).judge(PAIRS[:1], ["AB"], mode="probability")
+    assert generator.asked[1:] == (["[["], ["A>>B", "A>B", "A=B", "B>A", "B>>A"])
+    assert (judgement.label, judgement.verdict.raw) == (label, raw)
+    assert judgement.probability == pytest.approx(probability)
+    assert judgement.tie_probability == pytest.approx(tie)
+    assert judgement.mass == pytest.approx(sum(probabilities))
 
 
 @pytest.mark.parametrize(
@@ -318,10 +402,32 @@ def test_forced_reply(text, begun):
         ("auto_j", "key factors\nSo, the final decision is Tie. Both", "key factors\nSo, the final decision is"),
         ("auto_j", "key factors", "key factors\n\nSo, the final decision is"),
         ("her_rm", '{"result": [{"better_response": "tie"}]}', '{"result": [{"better_response": "'),
+        ("her_rm", "", '{"result": [{"better_response": "'),
+        ("her_rm", "<think>hm", '<think>hm\n</think>\n{"result": [{"better_response": "'),
+        ("her_rm", "<think>hm</think>\n", '<think>hm</think>\n{"result": [{"better_response": "'),
+        (
+            "her_rm",
+            '{"result": [{"analysis": {}, "better',
+            '{"result": [{"analysis": {}, "better\n\n"better_response": "',
+        ),
+        ("rm_nlhf", "<think>hm</think>\n\n", "<think>hm</think>\n<choice>[["),
         ("sandbox", "<critics> A praise: \n B", "<critics> A praise: \n B </critics> <choice>"),
         ("sandbox", "<critics> A </critics> <choice> [[B]] </choice>", "<critics> A </critics> <choice>"),
     ],
-    ids=["named in reasons too", "the last whole one", "tie", "none", "JSON", "words cut off", "words"],
+    ids=[
+        "named in reasons too",
+        "the last whole one",
+        "tie",
+        "none",
+        "JSON",
+        "JSON at once",
+        "JSON after open thinking",
+        "JSON after thinking",
+        "JSON begun",
+        "thinking alone",
+        "words cut off",
+        "words",
+    ],
 )
 def test_forced_reply_of_other_formats(name, text, begun):
     assert forced_reply(get_format(name), text) == begun

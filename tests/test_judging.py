@@ -17,7 +17,8 @@ from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
 from nlhf.judge import Judge, Reply
-from nlhf.judging import PairJudge, load_judge
+from nlhf.judging import PairJudge, judge, load_judge
+from nlhf.models import ModelConfig
 from nlhf.pairs import Pair, Turn
 from nlhf.sources import DataConfig, load_pairs
 
@@ -343,6 +344,10 @@ def test_a_preset_in_python(loading):
     with pytest.raises(Loaded) as loaded:
         load_judge(preset="sdrm-qwen3-4b-mask70")
     assert loaded.value.args == ("opsd-genrm/SDRM-Qwen3-4B-mask70", 0.7, 20)
+    pair = {"prompt": "q", "response_a": "x", "response_b": "y"}
+    with pytest.raises(Loaded) as loaded:
+        judge(model=ModelConfig("package:nlhf"), preset="sdrm-qwen3-4b-mask70", **pair)
+    assert loaded.value.args == ("package:nlhf", 0.7, 20)
     with pytest.raises(UserError, match="needs a model, or a preset"):
         load_judge()
 

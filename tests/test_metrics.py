@@ -109,6 +109,8 @@ def test_a_case_by_hand():
         "slot_a_rate": (4, 7),
         "tie_rate": (1, 7),
         "tie_labels": (2, 8),
+        "tie_precision": (1, 1),
+        "tie_recall": (1, 2),
         "truncation_rate": (1, 8),
         "brier": (0, 0),  # no probabilities
         "calibration_error": (0, 0),

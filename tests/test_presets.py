@@ -9,7 +9,7 @@ from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
 from nlhf.pairs import Pair, Turn
-from nlhf.presets import PRESETS, apply_preset
+from nlhf.presets import PRESETS, apply_preset, with_preset
 
 PROMPTS = Path(os.environ.get("NLHF_DATA", Path(__file__).parent.parent / "../shared/data")).parent / "spec" / "prompts"
 
@@ -65,6 +65,21 @@ def test_a_preset_is_never_changed_by_what_is_made_of_it():
     assert apply_preset("her-rm-32b", {})["sampling"]["temperature"] == 0.7
     with pytest.raises(dataclasses.FrozenInstanceError):
         PRESETS["her-rm-32b"].format = "sdrm"
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "expected"),
+    [
+        (None, {}, ("rm_nlhf", SamplingConfig())),
+        (None, {"judge_format": "sdrm"}, ("sdrm", SamplingConfig())),
+        ("her-rm-32b", {}, ("her_rm", SamplingConfig(temperature=0.7, top_p=0.9, max_new_tokens=4096))),
+        ("her-rm-32b", {"sampling": SamplingConfig(top_k=3)}, ("her_rm", SamplingConfig(top_k=3))),
+        ("her-rm-32b", {"judge_format": "sdrm", "sampling": SamplingConfig()}, ("sdrm", SamplingConfig())),
+    ],
+    ids=["nothing", "a format", "a preset", "its sampling replaced", "all of it replaced"],
+)
+def test_format_and_sampling_with_a_preset(preset, given, expected):
+    assert with_preset(preset, **given) == expected
 
 
 def test_an_unknown_preset_offers_the_nearest():

@@ -275,7 +275,7 @@ def test_a_failing_job_stops_those_that_wait(folder, capsys, in_process, monkeyp
 
 
 def test_a_job_that_another_worker_finished_is_not_done_again(folder, monkeypatch):
-    job = suite_module._Job(1, "a", folder / "suite" / "seed-1" / "a", Arm("a"))
+    job = suite_module.Job(1, "a", folder / "suite" / "seed-1" / "a", Arm("a"))
     job.folder.mkdir(parents=True)
     (job.folder / "done").touch()
     monkeypatch.setattr(suite_module, "_run", lambda *_: pytest.fail("it ran again"))
@@ -301,6 +301,10 @@ def test_a_text_names_the_folders_of_earlier_steps():
     assert suite_module._filled("{start}/final", folders) == "s/start/train/final"
     assert suite_module._filled("{small MetaRM}/best", folders) == "s/small-metarm/train/best"
     assert suite_module._filled(0.25, folders) == 0.25
+    nested = {"init_args": {"model": "{start}/final", "of": ["{small MetaRM}/best", 1]}}
+    assert suite_module._filled(nested, folders) == {
+        "init_args": {"model": "s/start/train/final", "of": ["s/small-metarm/train/best", 1]}
+    }
     with pytest.raises(UserError, match="no step 'metarm' comes before; known: start, small-metarm"):
         suite_module._filled("{metarm}/best", folders)
 

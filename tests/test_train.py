@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from nlhf import cold_start as cold_start_module
 from nlhf import train as train_module
-from nlhf.callbacks import Watch, put_back
+from nlhf.callbacks import Watch, keep_best, put_back
 from nlhf.cli import main
 from nlhf.cold_start import ColdStartConfig, tokenize
 from nlhf.errors import UserError
@@ -853,6 +853,35 @@ def test_a_kill_between_the_two_renames_loses_no_best_model(tmp_path):
     (tmp_path / ".best.old").mkdir()  # with a whole folder in place there is nothing to undo
     put_back(tmp_path / "best")
     assert (tmp_path / ".best.old").is_dir()
+
+
+class Saves:
+    """A trainer whose model is a file."""
+
+    def __init__(self):
+        self.accelerator = SimpleNamespace(is_main_process=True, wait_for_everyone=lambda: None)
+
+    def save_model(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("least", "values", "kept"),
+    [
+        (False, [0.5, 0.4, None, 0.6, 0.6], [1, 1, 1, 4, 4]),
+        (True, [0.5, 0.6, None, 0.4, 0.4], [1, 1, 1, 4, 4]),
+        (True, [None, 0.0], [None, 2]),
+    ],
+    ids=["greatest", "least", "no figure at first"],
+)
+def test_the_best_model_is_kept_and_the_earlier_of_equals(tmp_path, least, values, kept):
+    folder = tmp_path / "best"
+    for step, (value, expected) in enumerate(zip(values, kept, strict=True), start=1):
+        if folder.exists():
+            folder.rename(tmp_path / ".best.old")  # killed between the two renames: that model still counts
+        keep_best(Saves(), folder, {"step": step, "mse": value}, "mse", least)
+        found = json.loads((folder / "validation.json").read_text())["step"] if folder.exists() else None
+        assert found == expected
 
 
 def test_a_scorer_in_the_place_of_a_process_reward_is_refused(tmp_path, capsys):

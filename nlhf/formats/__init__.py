@@ -15,6 +15,7 @@ FORMATS = {
     "auto_j": "nlhf.formats.choices:AutoJFormat",
     "deepseek_grm": "nlhf.formats.scores:DeepSeekGRMFormat",
     "her_rm": "nlhf.formats.her_rm:HERRMFormat",
+    "her_rm_teacher": "nlhf.formats.her_rm:HERTeacherFormat",
     "j1": "nlhf.formats.choices:J1Format",
     "judgelrm": "nlhf.formats.scores:JudgeLRMFormat",
     "llmbar": "nlhf.formats.llmbar:LLMBarFormat",

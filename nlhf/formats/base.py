@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -60,6 +60,9 @@ class JudgeFormat:
         declaration: How a judge declares its verdict, ``{}`` for the token of the label: ``"<verdict>{}</verdict>"``.
         labels: What each token means.
         written: How each label is written in a declaration; by default as its first token in ``labels``.
+        choices: The tokens of ``labels`` whose probabilities are compared when a verdict is forced, where a label has
+            several; by default each label as it is written.
+        opening: What a reply without a critique has before its declaration.
         pattern: Finds a declaration; group 1 is its content.
         strengths: How much better a token says the response is, -3..3, negative for A.
         reasons: How a critique is written before the declaration, ``{}`` for its lines; empty when it has no place.
@@ -74,6 +77,8 @@ class JudgeFormat:
     declaration: str = ""
     labels: Mapping[str, Label] = MappingProxyType({"A": "A", "B": "B"})
     written: Mapping[Label, str] = MappingProxyType({})
+    choices: Sequence[str] = ()
+    opening: str = ""
     pattern: re.Pattern = BRACKETS
     strengths: Mapping[str, float] = MappingProxyType({})
     reasons: str = "{}\n\n"
@@ -165,6 +170,10 @@ class JudgeFormat:
     def _parse_upstream(self, text: str) -> Verdict:
         raise TypeError(f"{type(self).__name__} must define _parse_upstream")
 
+    def has_reasons(self, pair: Pair) -> bool:
+        """Whether the pair holds reasons to learn to write: a human's critique."""
+        return pair.has_critique
+
     def target(self, pair: Pair, critique: HumanCritique | None, verdict_only: bool = False) -> tuple[str, str]:
         """The reply to learn in a cold start, as (critique part, verdict part), which are concatenated.
 
@@ -180,7 +189,7 @@ class JudgeFormat:
         """
         verdict = self._declare(pair)
         if verdict_only:
-            return "", verdict
+            return "", self.opening + verdict
         lines = critique_lines(critique) if critique else []
         return self.reasons.replace("{}", "\n".join(lines)), verdict
 
@@ -192,12 +201,12 @@ class JudgeFormat:
             raise UserError(f"pair {pair.id!r}: format {self.name!r} can learn label {known}, not {pair.label!r}")
         return self.declaration.replace("{}", tokens[pair.label])
 
-    def verdict_choices(self) -> tuple[str, dict[Label, str]]:
+    def verdict_choices(self) -> tuple[str, dict[str, Label]]:
         """How a verdict is forced, to compare the probabilities of the labels.
 
         Returns:
-            The text that follows the critique up to the label, and each label's continuation of it; none of them is the
-            beginning of another.
+            The text that follows the critique up to the label, and the continuations of it with the label that each
+            means; none of them is the beginning of another.
 
         Raises:
             UserError: the format declares no label but numbers.
@@ -205,7 +214,8 @@ class JudgeFormat:
         tokens = self._tokens()
         start = self.declaration.partition("{}")[0]
         prefix = start.rstrip()  # tokens begin with their blank, they do not end with one
-        return prefix, {label: start[len(prefix) :] + token for label, token in tokens.items()}
+        meaning = {token: self.labels[token] for token in self.choices} or {t: label for label, t in tokens.items()}
+        return prefix, {start[len(prefix) :] + token: label for token, label in meaning.items()}
 
     def _tokens(self) -> dict[Label, str]:
         """How each label is written."""

@@ -55,6 +55,7 @@ class SkyworkCriticFormat(RewardBenchFormat):
 class ArenaHardFormat(JudgeFormat):
     """The judge of Arena-Hard, with which JudgeBench (arXiv 2410.12784) measures: ``[[A>>B]]`` to ``[[B>>A]]``.
 
+    A forced verdict is one of the five in the prompt, and P(A) that of both in which A is better.
     Under ``compat``: one distinct verdict in the whole reply, else none.
     """
 
@@ -67,6 +68,7 @@ class ArenaHardFormat(JudgeFormat):
             **{"B=A": "tie", "A<B": "B", "B<A": "A", "A<<B": "B", "B<<A": "A"},
         }
     )
+    choices = ("A>>B", "A>B", "A=B", "B>A", "B>>A")
     strengths = MappingProxyType(
         {
             **{"A>>B": -3, "A>B": -1, "A=B": 0, "B>A": 1, "B>>A": 3},

@@ -29,6 +29,6 @@ class SandboxFormat(RMNLHFFormat):
         lines = " \n ".join(critique_lines(critique)) if critique else ""
         return self.reasons.replace("{}", lines), verdict
 
-    def verdict_choices(self) -> tuple[str, dict[Label, str]]:
+    def verdict_choices(self) -> tuple[str, dict[str, Label]]:
         """See `JudgeFormat.verdict_choices`; the label and its brackets are one word."""
-        return "<choice>", {label: f" [[{token}]]" for label, token in self._tokens().items()}
+        return "<choice>", {f" [[{token}]]": label for label, token in self._tokens().items()}

@@ -137,7 +137,7 @@ def _lines(value: Any) -> Any:
 def _strength(value: Any) -> Any:
     """A whole number where CSV has text and tables with gaps have fractions (-2.0); the schema refuses the rest."""
     if isinstance(value, str):
-        whole = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", value)
+        whole = re.fullmatch(r"\s*([+-]?\d{1,9})(?:\.0*)?\s*", value)  # int() refuses thousands of digits
         return int(whole[1]) if whole else value.strip() or None
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -4,6 +4,7 @@ Tan et al., 2024, "JudgeBench: A Benchmark for Evaluating LLM-based Judges" (arX
 truth, not a preference; both answers come from one model, so style says little.
 """
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,19 +25,32 @@ _CATEGORIES = {
 }
 
 
-def load(path: str | None, split: str, drops: Counter, *, seed: int = 0) -> Iterator[Pair]:
+def load(path: str | None, split: str, drops: Counter, *, seed: int = 0, sample: int | None = None) -> Iterator[Pair]:
     """Read one split; A and B are in the order of the file.
 
     Args:
         path: A JSON-lines file, or the folder "data" of the published repository; None fetches the hub's data set.
         split: Whose answers: gpt (350 pairs of GPT-4o) or claude (270 pairs of Claude 3.5 Sonnet).
         drops: Not used: every row makes a pair.
-        seed: Not used: the order is the file's.
+        seed: Seed of the sample; the order is the file's.
+        sample: Draw so many pairs from all, where ``data.limit`` would take the first, which are of one category.
 
     Raises:
-        UserError: the hub cannot be reached, or a file is missing or malformed.
+        UserError: the hub cannot be reached, a file is missing or malformed, or it has fewer pairs than the sample.
     """
     check_split(split, ("gpt", "claude"), "judgebench")
+    pairs = _pairs(path, split)
+    if sample is None:
+        yield from pairs
+        return
+    every = list(pairs)
+    if not isinstance(sample, int) or not 1 <= sample <= len(every):
+        raise UserError(f"data.options.sample must be a whole number from 1 to {len(every)}, got {sample!r}")
+    for i in sorted(random.Random(seed).sample(range(len(every)), sample)):
+        yield every[i]
+
+
+def _pairs(path: str | None, split: str) -> Iterator[Pair]:
     for where, row in _rows(path, split):
         require(row, _FIELDS, where)
         if row["label"] not in _LABELS:

@@ -6,6 +6,7 @@ A row is a dict; its place is ``file:row`` (for JSON lines and CSV the line on w
 import csv
 import json
 import random
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,11 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); convert it to UTF-8") from None
     if not text.lstrip().startswith("["):
+        if re.match(r"\s*\{\s*\n", text):
+            raise UserError(
+                f"{path}: one JSON object over several lines; expected a list of rows, [{{...}}, {{...}}], or a row on "
+                "each line"
+            )
         yield from read_jsonl(path)
         return
     try:

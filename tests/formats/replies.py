@@ -53,7 +53,7 @@ def reply(name: str, choice: str, critique: str = "A praise: good") -> str:
             rankings = ("2", "6", "6.0", "６", " 2 ", "2 or 6", "7", "3.5")
             ranking = dict(zip(CHOICES, rankings, strict=True))[choice]
             return f"{critique}\n\\boxed{{3, 3}}\n\\boxed{{{ranking}}}"
-        case "her_rm":
+        case "her_rm" | "her_rm_teacher":
             better = {"b": "CAND_2", "Ｂ": "cand_２", " A ": " cand_1 ", "A or B": "cand_1 or cand_2", "tie": "tie"}
             return her_reply(better.get(choice, f"cand_{number}"), critique)
         case "rewardbench2_ratings":

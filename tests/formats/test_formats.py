@@ -75,13 +75,15 @@ def test_a_forced_verdict_is_read_back(name):
     judge_format = get_format(name)
     prefix, choices = judge_format.verdict_choices()
     assert prefix == prefix.rstrip() != ""
-    assert list(choices) == (["A", "B", "tie"] if judge_format.ties else ["A", "B"])
-    assert not any(a != b and a.startswith(b) for a in choices.values() for b in choices.values())
-    for label, continuation in choices.items():
+    assert set(choices.values()) == ({"A", "B", "tie"} if judge_format.ties else {"A", "B"})
+    assert not any(a != b and a.startswith(b) for a in choices for b in choices)
+    end = judge_format.declaration.partition("{}")[2] + ("}]}" if name.startswith("her_rm") else "")
+    for continuation, label in choices.items():
         reasons, verdict = judge_format.target(pair(label=label), CRITIQUE)
-        begun = prefix + continuation
-        assert verdict.startswith(begun)
-        assert judge_format.parse(reasons + begun + verdict[len(begun) :]).label == label
+        assert judge_format.parse(reasons + prefix + continuation + end).label == label
+        assert judge_format.parse(judge_format.opening + prefix + continuation + end).label == label
+        written = [taught for taught, of in choices.items() if of == label and verdict.startswith(prefix + taught)]
+        assert len(written) == 1  # what is taught is among what is compared
 
 
 @pytest.mark.parametrize("name", NUMBERS)

@@ -48,7 +48,7 @@ def test_a_tie_is_read_where_the_format_has_one_and_nowhere_else(name):
     assert judge_format.parse(reply(name, "tie")).label == ("tie" if judge_format.ties else None)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "her_rm"])  # its quotes are JSON's
+@pytest.mark.parametrize("name", [n for n in FORMATS if not n.startswith("her_rm")])  # its quotes are JSON's
 def test_a_declaration_in_a_quotation_with_other_words_is_the_quoted_texts(name):
     judge_format = get_format(name)
     declared = " ".join(reply(name, "A", critique="").split())
@@ -115,7 +115,7 @@ def test_no_verdict_depends_on_what_was_judged(name, text):
     plain = Pair("p", [Turn("user", "Why?")], "QQQQ", "other", "A")
     prompt = json.dumps(judge_format.render(shown), ensure_ascii=False)
     expected = json.dumps(judge_format.render(plain), ensure_ascii=False)
-    if "system_think" not in text:
+    if not (name.startswith("her_rm") and "think" in text.lower()):  # it shows no system thinking, whatever its tag
         written = json.dumps(f"<{text}>", ensure_ascii=False)[1:-1]
         assert prompt == expected.replace("QQQQ", written)
     assert judge_format.parse(reply(name, "B")) == before

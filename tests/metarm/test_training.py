@@ -1,5 +1,6 @@
 """`metarm train`, `metarm evaluate` and `nlhf train` with MetaReward, from YAMLs, on the shipped sandbox judge."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -19,6 +20,7 @@ from metarm.__main__ import main
 from nlhf.cli import main as nlhf
 from nlhf.cli import make_parser
 from nlhf.files import read_jsonl
+from nlhf.formats import get_format
 from nlhf.models import ModelConfig, resolve
 from nlhf.suite import read_yaml
 
@@ -197,6 +199,8 @@ def test_a_launcher_that_splits_models_is_refused(tmp_path, sandbox_layout, caps
         ({"rollouts": "somewhere"}, "leave out data, judge, scorer"),
         ({"judge": {**JUDGE, "sampling": {"temperature": 0.0}}}, "judge.sampling.temperature is 0"),
         ({"judge": {**JUDGE, "samples": 0}}, "judge.samples must be at least 1"),
+        ({"judge": {**JUDGE, "backend": {"engine": {"x": 1}}}}, "backend.engine is for backend.kind vllm"),
+        ({"layout": {"format": "rewardbench2_ratings"}}, "layout.format: 'rewardbench2_ratings' shows one response"),
         ({"layout": {"format": "sandbox", "critique": ""}}, "layout.critique must say"),
         ({"sft": {"validation_share": 1.0}}, "sft.validation_share must lie between 0 and 1"),
         ({"sft": {"extra": {"warmup_stepz": 1}}}, "TrainingArguments has no argument 'warmup_stepz'"),
@@ -246,6 +250,18 @@ def test_evaluation_is_on_the_pairs_whose_critiques_were_hidden(trained, tmp_pat
     assert json.loads((folder / "metrics.json").read_text()) == metrics
 
 
+def test_the_judge_may_run_anywhere(monkeypatch):
+    from metarm.train import JudgeSettings
+    from nlhf.backends import BackendConfig
+
+    made = []
+    monkeypatch.setattr("metarm.train.make_generator", lambda *given: made.append(given))
+    server = BackendConfig(kind="openai", base_url="http://localhost:1/v1")
+    settings = JudgeSettings(ModelConfig(START), "sandbox", backend=server)
+    settings.load()
+    assert made == [(settings.model, settings.sampling, server)]
+
+
 def test_confidence_is_the_probability_of_the_verdict_given_the_critique(trained):
     """Step by step, without padding or batches."""
     from metarm.evaluate import verdict_probabilities
@@ -272,13 +288,31 @@ def test_confidence_is_the_probability_of_the_verdict_given_the_critique(trained
     ("changes", "part"),
     [
         ({"data": {"source": "sandbox", "limit": 4}}, "no critique was hidden from training"),
+        ({"judge": {**JUDGE, "backend": {"kind": "vllm"}}}, "needs transformers"),
         ({"model": {"name": START}}, "not a complete MetaRM"),
         ({"state": "nowhere.pt"}, "state: nowhere.pt does not hold the weights"),
     ],
-    ids=["nothing hidden", "no MetaRM", "no state"],
+    ids=["nothing hidden", "no probabilities", "no MetaRM", "no state"],
 )
 def test_an_evaluation_that_cannot_work_is_refused(trained, tmp_path, capsys, changes, part):
     assert part in refused(tmp_path / "run", evaluation(trained / "best", **changes), capsys, verb="evaluate")
+
+
+def test_without_the_critique_in_the_reply_there_is_no_confidence(trained, tmp_path, capsys, monkeypatch):
+    """Formats that read JSON put critiques together: where they end in the reply is not known, and is not guessed."""
+    parse = type(get_format("sandbox")).parse
+
+    def reworded(self, text, truncated=False):
+        verdict = parse(self, text, truncated)
+        backwards = " ".join(reversed((verdict.critique or "").split()))
+        return dataclasses.replace(verdict, critique=backwards or None)
+
+    monkeypatch.setattr(type(get_format("sandbox")), "parse", reworded)
+    folder = run(tmp_path / "evaluation", evaluation(trained / "best"), verb="evaluate")
+    figures = json.loads((folder / "metrics.json").read_text())["figures"]
+    assert set(figures) == {"metarm", "constant", "length"}
+    assert "no baseline 'confidence'" in capsys.readouterr().err
+    assert "probability of its verdict" not in (folder / "report.md").read_text()
 
 
 def test_all_pairs_of_a_data_set_that_was_never_seen(trained, tmp_path):

@@ -13,8 +13,9 @@ from nlhf.models import ModelConfig, load_model, load_tokenizer, render_chat
 from nlhf.pairs import HumanCritique
 from nlhf.sources import DataConfig, load_pairs
 from selfdistill.contexts import get_context
-from selfdistill.divergence import Objective
-from selfdistill.measure import measure, profile, read_judged, token_texts, write_judged
+from selfdistill.judged import read_judged, summarize, write_judged
+from selfdistill.measure import measure, token_texts
+from selfdistill.settings import Objective
 from selfdistill.teacher import teacher_messages
 
 NOTE = get_context("sandbox_note")
@@ -166,7 +167,7 @@ def test_files_hold_what_was_measured(sandbox, pairs, tmp_path):
         assert (a.ids, a.tokens) == (b.ids, b.tokens)
         for name in ("kl", "student_entropy", "teacher_entropy", "kept"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
-    assert profile(read_judged(tmp_path)) == profile(judged)
+    assert summarize(read_judged(tmp_path)) == summarize(judged)
 
     lines = (tmp_path / "positions.jsonl").read_text(encoding="utf-8").splitlines()
     (tmp_path / "positions.jsonl").write_text("\n".join(lines[:-1]), encoding="utf-8")

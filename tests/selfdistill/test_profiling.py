@@ -15,7 +15,7 @@ import pytest
 from nlhf.pairs import Pair, Turn
 from nlhf.verdict import Verdict
 from selfdistill.__main__ import main
-from selfdistill.measure import Judged, profile, read_judged
+from selfdistill.judged import Judged, read_judged, summarize
 from selfdistill.views import divergence_figure, places_figure, show_tokens, tokens_page, word_rows, words_csv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ def test_every_file_is_there(run):
 def test_files_agree(run):
     written = json.loads((run / "profile.json").read_text(encoding="utf-8"))
     measured = read_judged(run)
-    found = profile(measured)
+    found = summarize(measured)
     assert len({j.pair.id for j in measured}) == 5
     assert written["rollouts"] == 10
     assert written["kept_kl_share"] == pytest.approx(found.kept_kl_share)
@@ -141,7 +141,7 @@ def test_a_folder_in_use_is_refused(run, capsys):
 
 
 def test_numbers_need_nothing_heavy():
-    code = "import sys, selfdistill.profile, selfdistill.__main__; print({'torch', 'matplotlib'} & set(sys.modules))"
+    code = "import sys, selfdistill.profiling, selfdistill.__main__; print({'torch', 'matplotlib'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=True
     )
@@ -252,6 +252,6 @@ def test_any_word_survives_the_file():
 @pytest.mark.parametrize("kl", [[0.0] * 12, np.geomspace(1e-9, 10, 12)], ids=["none", "wide"])
 def test_figures_of_any_divergence(kl, tmp_path):
     rollouts = [judged(["t"] * 12, kl=kl, kept=[1] * 4 + [0] * 8)]
-    for figure in (divergence_figure(rollouts, profile(rollouts)), places_figure(profile(rollouts))):
+    for figure in (divergence_figure(rollouts, summarize(rollouts)), places_figure(summarize(rollouts))):
         figure.savefig(tmp_path / "figure.png")
         assert len(figure.axes) >= 2

@@ -97,7 +97,9 @@ with torch.no_grad():
     new, old = (m(ids).logits for m in (plain_teacher.model, start.eval()))
     assert torch.allclose(teacher.model(ids).logits, new, atol=1e-4)
     assert not torch.allclose(new, old, atol=1e-3)
-teacher.update(rate=1e-9)  # while the last parameters are whole
+teacher.rate, rate = 1e-9, teacher.rate
+teacher.update()  # while the last parameters are whole
+teacher.rate = rate
 for state in (teacher.state_dict(), teacher.state_dict(keep=not rank)):
     assert bool(state["weights"]) or rank
     for name, value in state["weights"].items():

@@ -15,6 +15,7 @@ from selfdistill.teacher import (
     fit_teacher_prompt,
     slot_of,
     teacher_messages,
+    teacher_prompt,
 )
 
 Z = "Assistant A's response names the dose; Assistant B's response does not."
@@ -45,10 +46,12 @@ def test_sandbox_prompt_holds_a_note_before_its_last_word():
 
 def test_rm_nlhf_prompt_and_its_own_names():
     judge_format = get_format("rm_nlhf")
-    teacher = teacher_messages(judge_format, pair(), Z)[0]["content"]
+    z = SLOTS["rm_nlhf"].worded(Z)
+    teacher = teacher_messages(judge_format, pair(), z)[0]["content"]
     end = "[The End of Chatbot B's Response]"
     before, closing = judge_format.render(pair())[0]["content"].split(end)
-    assert teacher == f"{before}{end}\n\n{Z.replace('Assistant', 'Chatbot')}{closing}"
+    assert z == Z.replace("Assistant", "Chatbot")
+    assert teacher == f"{before}{end}\n\n{z}{closing}"
 
 
 @pytest.mark.parametrize("name", SLOTS)
@@ -68,7 +71,7 @@ def test_texts_that_hold_the_marker_change_nothing_but_the_one_place(name, hosti
     judge_format = get_format(name)
     shown = pair(response_a=hostile, response_b=hostile, context=[Turn("user", hostile)])
     student = judge_format.render(shown)[0]["content"]
-    teacher = teacher_messages(judge_format, shown, hostile, Slot(**vars(SLOTS[name]) | {"naming": ""}))[0]["content"]
+    teacher = teacher_messages(judge_format, shown, hostile)[0]["content"]
     inserted = SLOTS[name].lead + hostile.strip()
     at = len(teacher) - (len(student) - student.rfind(SLOTS[name].after or SLOTS[name].before)) - len(inserted)
     at += len(SLOTS[name].after)
@@ -154,6 +157,24 @@ def test_a_real_prompt_keeps_every_token_but_the_feedbacks(tiny_model, budget):
     assert fit_teacher_prompt(ids, "", start).ids == render_chat(tokenizer, judge_format.render(pair()))
 
 
+def test_feedback_is_kept_as_the_teacher_reads_it_wherever_it_is_cut(tiny_model):
+    """Named after the cut, "Chatbot A's" would become "Chatbot A's response's", longer than what was measured."""
+    tokenizer = load_tokenizer(ModelConfig(name=tiny_model))
+    judge_format, slot = get_format("rm_nlhf"), SLOTS["rm_nlhf"]
+
+    def make(limit):
+        return teacher_prompt(tokenizer, judge_format, pair(), Z, slot, limit, {})
+
+    bare, whole = (len(teacher_prompt(tokenizer, judge_format, pair(), z, slot, 10**6, {}).ids) for z in ("", Z))
+    shown = {make(limit).feedback for limit in range(bare, whole + 1)}
+    assert {"Chatbot A's", "Chatbot A's response names the dose; Chatbot B's"} <= shown
+    for limit in range(bare, whole + 1):
+        prompt = make(limit)
+        assert slot.worded(Z).startswith(prompt.feedback)
+        assert prompt.feedback in tokenizer.decode(prompt.ids)
+        assert "response's" not in tokenizer.decode(prompt.ids)
+
+
 # --- the weights
 
 
@@ -199,11 +220,11 @@ def test_average_follows_its_formula_and_has_no_gradient():
     assert teacher.updates == 3
 
 
-def test_rate_can_be_given_at_each_update():
+def test_a_rate_of_one_is_the_student():
     student = tiny()
-    teacher = EMATeacher(student)
+    teacher = EMATeacher(student, rate=1.0)
     move(student)
-    teacher.update(1.0)
+    teacher.update()
     torch.testing.assert_close(logits(teacher.model), logits(student))
 
 

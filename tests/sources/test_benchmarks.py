@@ -188,6 +188,56 @@ def test_rewardbench2_sets_the_right_answer_against_each_other_one(read):
 
 
 @pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [(["a", "b"], ["x"]), (["a"], ["x", "y", "z"]), (["a", "b"], ["x", "y"])],
+    ids=["more right", "more wrong", "as many"],
+)
+def test_rewardbench2_shows_every_answer_of_the_ties_subset(tmp_path, chosen, rejected):
+    row = REWARDBENCH2 | {"subset": "Ties", "id": "ref:3", "chosen": chosen, "rejected": rejected}
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    drops = Counter()
+    config = DataConfig(source="rewardbench2", split="test", path=str(tmp_path), options={"ties": True})
+    pairs = load_pairs(config, drops)
+    assert drops == {}
+    assert {p.group for p in pairs} == {"rewardbench2-Ties-3"}  # with tied:3
+    shown = {winner(p) for p in pairs}, {p.response_b if p.label == "A" else p.response_a for p in pairs}
+    assert shown == (set(chosen), set(rejected))
+    for p in pairs:
+        rated = p.meta["rated"]
+        assert (rated["prompt"], tuple(rated["counts"])) == ("ref:3", (len(chosen), len(rejected)))
+        assert chosen[rated["answers"][0]] == winner(p)
+        assert {p.response_a, p.response_b} == {winner(p), rejected[rated["answers"][1]]}
+
+
+@pytest.mark.parametrize("change", [{"id": "3"}, {"id": "ref:"}, {"id": "tied:3", "chosen": ["a"]}], ids=str)
+def test_a_row_of_the_ties_subset_must_have_its_id_and_its_answers(tmp_path, change):
+    row = REWARDBENCH2 | {"subset": "Ties", "id": "tied:3", "chosen": ["a", "b"]} | change
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    with pytest.raises(UserError, match=r"test.jsonl:1: a row of the Ties subset has the id 'ref:N'"):
+        load_pairs(DataConfig(source="rewardbench2", split="test", path=str(tmp_path), options={"ties": True}))
+
+
+def test_judgebench_draws_a_fixed_sample_from_all_its_categories(tmp_path):
+    kinds = ("mmlu-pro-law", "livebench-math")
+    rows = [JUDGEBENCH | {"pair_id": str(i), "source": kinds[i // 20]} for i in range(40)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "gpt.jsonl").write_text(text)
+
+    def drawn(sample, seed=0):
+        config = DataConfig("judgebench", "gpt", str(tmp_path / "gpt.jsonl"), seed=seed, options={"sample": sample})
+        return [pair.id for pair in load_pairs(config)]
+
+    every = drawn(40)
+    assert drawn(10) == drawn(10) == sorted(drawn(10), key=every.index)
+    assert len(set(drawn(10))) == 10
+    assert drawn(10) != drawn(10, seed=1)
+    assert {every.index(name) // 20 for name in drawn(10)} == {0, 1}
+    for sample in (0, 41, "ten"):
+        with pytest.raises(UserError, match=r"data.options.sample must be a whole number from 1 to 40"):
+            drawn(sample)
+
+
+@pytest.mark.parametrize(
     ("votes", "label"),
     [
         pytest.param((1, 1, 1), "A", id="all"),

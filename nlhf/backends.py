@@ -4,6 +4,7 @@
 that speaks OpenAI's chat protocol. `docs/backends.md` says when to take which.
 """
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -81,8 +82,12 @@ class BackendConfig(ServerConfig):
         for kind, names in own.items():
             if kind != self.kind and (useless := [name for name in names if getattr(self, name)]):
                 problems.append(f"backend.{useless[0]} is for backend.kind {kind}, but the kind is {self.kind}")
-        if self.price_per_million is not None and min(self.price_per_million) < 0:
+        if self.price_per_million and not all(0 <= price < float("inf") for price in self.price_per_million):
             problems.append("backend.price_per_million must not be negative")
+        try:
+            json.dumps(self.extra_body, allow_nan=False, default=str)
+        except ValueError as error:
+            problems.append(f"backend.extra_body cannot be sent as JSON ({error})")
         if problems:
             raise UserError("; ".join(problems))
 

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = V
         if error.errno not in _MACHINE:
             raise
         where = "" if error.filename is None else f"{error.filename}: "
-        print(f"{prog}: error: {where}{error.strerror}", file=sys.stderr)
+        print(f"{prog}: error: {_shortened(where + error.strerror)}", file=sys.stderr)
         return 2
 
 
@@ -103,6 +103,14 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
         raise UserError(
             f"{files}: not UTF-8 text ({error.reason} at byte {error.start}); convert it to UTF-8"
         ) from None
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        files = ", ".join(_config_files(arguments)) or "the options"
+        raise UserError(f"{files}: a number of thousands of digits") from None
+    except RecursionError:
+        files = ", ".join(_config_files(arguments)) or "the options"
+        raise UserError(f"{files}: a value within itself, or far too many brackets within brackets") from None
     except ConfigurationError as error:
         message = str(error).replace('"<unicode string>"', ", ".join(_config_files(arguments)))
         raise UserError(f"{message}\nFor the accepted options run: {prog} --help") from None
@@ -160,7 +168,7 @@ def _fill_in(parser: Any, function: Any, arguments: Sequence[str]) -> None:
         for path in filter(os.path.isfile, _config_files(arguments)):
             try:
                 found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-            except yaml.YAMLError:
+            except (yaml.YAMLError, RecursionError, ValueError):
                 continue  # the parser says what is wrong with it
             names += [found["preset"]] if isinstance(found, dict) and found.get("preset") else []
     _set_preset(parser, function, names[-1] if names else None)

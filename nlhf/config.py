@@ -78,7 +78,7 @@ class ClassSpec:
     def _import(self) -> type:
         path = ALIASES.get(self.class_path, self.class_path)
         module_name, _, name = path.rpartition(".")
-        if not module_name.strip("."):
+        if not module_name or not all(part.isidentifier() for part in path.split(".")):
             raise UserError(
                 f"class_path {self.class_path!r} is neither an import path nor one of {sorted(ALIASES)}."
                 f"{nearest(path, ALIASES)}"

@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 _CHUNK = 16  # tokens between two looks at which replies have ended
 
 
+# Arguments of the tokenizer beside its template's variables: some would cut a prompt, the others we set.
+_NO_VARIABLES = (
+    *("tokenizer", "messages", "conversation", "add_generation_prompt", "continue_final_message", "tokenize"),
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+    "tokenizer_kwargs",
+)
+
+
 @dataclass
 class SamplingConfig:
     """How replies are drawn."""
@@ -67,6 +75,9 @@ class SamplingConfig:
             problems.append(f"sampling.top_p must lie in (0, 1], got {self.top_p}")
         if self.top_k < 0:
             problems.append(f"sampling.top_k must not be negative (0 is all tokens), got {self.top_k}")
+        for name in self.chat_template_kwargs:
+            if not isinstance(name, str) or name in _NO_VARIABLES:
+                problems.append(f"sampling.chat_template_kwargs: {name!r} is no variable of a chat template")
         if problems:
             raise UserError("; ".join(problems))
 

@@ -109,8 +109,9 @@ def check_name(name: str, where: str) -> tuple[Literal["random", "package", "fol
             choices = ", ".join(f"{prefix}:{k}" for k in known[prefix])
             hint = nearest(base, known[prefix])
             raise UserError(f"{where}: unknown {prefix} model {base!r}; known: {choices}.{hint}")
-        if seed and (prefix != "random" or not seed.isdecimal()):
-            raise UserError(f"{where}: cannot read {name!r}; write random:<preset>:<seed>, the seed a whole number")
+        if seed and (prefix != "random" or not seed.isdecimal() or len(seed) > 9):
+            hint = "the seed a whole number of up to nine digits"
+            raise UserError(f"{where}: cannot read {name!r}; write random:<preset>:<seed>, {hint}")
         return prefix, rest
     if name.startswith((".", "/", "~", "\\")) or name.count("/") > 1 or "\\" in name or colon:
         raise UserError(f"{where}: folder {name} does not exist")
@@ -264,14 +265,14 @@ def separate_padding(tokenizer: "PreTrainedTokenizerBase") -> None:
 @contextmanager
 def explained(what: str, name: str) -> Iterator[None]:
     """Turn the loaders' long errors into one line."""
-    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
-    # The second kind comes from a config.json whose sizes fit neither each other nor the weights.
-    broken = (OSError, ValueError, ImportError, RecursionError, SafetensorError)
-    unfit = (StrictDataclassError, TypeError, AssertionError, RuntimeError)
     try:
         yield
-    except (*broken, *unfit) as error:
+    except UserError:
+        raise
+    except Exception as error:  # a folder whose files do not fit each other breaks the loaders in any way
         reason = " ".join(str(error).split())[:300]
+        if not isinstance(error, OSError | ValueError | ImportError | SafetensorError):
+            reason = f"{type(error).__name__} {reason}"
         raise UserError(f"cannot load {what} {name!r}: {reason or type(error).__name__}") from error

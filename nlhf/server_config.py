@@ -76,7 +76,10 @@ class ServerConfig:
         if not os.environ.get(name):
             other = "" if self.base_url else ", or base_url for a server of your own"
             raise UserError(f"set the environment variable {name} to the key of {self.url}{other}")
-        return os.environ[name]
+        key = os.environ[name]
+        if not key.isascii() or not key.isprintable() or " " in key:  # no HTTP header could carry it
+            raise UserError(f"the key in {name} holds a blank, a line break or a letter beyond ASCII; set it anew")
+        return key
 
 
 def _url_problems(name: str, url: str | None) -> list[str]:
@@ -90,4 +93,5 @@ def _url_problems(name: str, url: str | None) -> list[str]:
     if parts.username or parts.password or parts.query or parts.fragment:
         # The configuration is written to the run's folder.
         return [f"{name} must hold no user, password or query; a key belongs into the variable that api_key_env names"]
+    fits = fits and url.isprintable() and " " not in url
     return [] if fits else [f"{name} must be an address like http://localhost:8000/v1, got {url!r}"]

@@ -141,4 +141,4 @@ class VLLMGenerator(TransformersGenerator):
             raise RuntimeError(f"vLLM ended a reply for the reason {completion.finish_reason!r}")
         ids = list(completion.token_ids)
         text = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return Reply(text, truncated=not ended, tokens=len(ids) - ended)  # the last one ended the turn
+        return Reply(text, truncated=not ended, tokens=len(ids) - ended, ids=tuple(ids))  # the last one ended the turn

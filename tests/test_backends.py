@@ -474,6 +474,7 @@ def test_vllm_gets_ids_and_one_request_for_all_samples(vllm, tiny_model):
     replies = answering.generate(prompts, samples=3, progress=done.append)
     assert [[r.truncated for r in group] for group in replies] == [[False, True, False]] * 2
     assert [r.tokens for r in replies[0]] == [2, 3, 2]
+    assert [len(r.ids) for r in replies[0]] == [3, 3, 3]  # with the token that ended it
     reference = TransformersGenerator(load_model(ModelConfig(tiny_model)), load_tokenizer(ModelConfig(tiny_model)))
     assert [p["prompt_token_ids"] for p, _ in answering.llm.requests] == reference.encode(prompts)
     parameters = [s for _, s in answering.llm.requests]

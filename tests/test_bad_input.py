@@ -4,6 +4,7 @@ Mistakes in the configuration of training are in test_cli.py, those in the rows 
 """
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ def without(name: str, **more) -> dict:
     return {k: v for k, v in PAIR.items() if k != name} | more
 
 
+def nested(levels: int) -> dict:
+    return {"a": nested(levels - 1)} if levels else {}
+
+
 # What a file named pairs.jsonl holds, unless another name is given, and what the message says.
 FILES = {
     "an empty file": ("", ["pairs.jsonl: the file holds no rows"]),
@@ -41,6 +46,11 @@ FILES = {
     "a label of another kind": (lines(PAIR | {"label": "left"}), ["pairs.jsonl:1", "'A', 'B', 'tie'", "'left'"]),
     "a strength against the label": (lines(PAIR | {"strength": 2}), ["pairs.jsonl:1", "negative means A"]),
     "two rows of one id": (lines(PAIR, PAIR), ["two pairs have the id '1'"]),
+    "brackets within brackets": (lines(PAIR, "[" * 100_000), ["pairs.jsonl:2: JSON that cannot be read"]),
+    "meta of a thousand levels": (lines(PAIR | {"meta": nested(900)}), ["pairs.jsonl:1: field 'meta'", "100 levels"]),
+    "a strength of 5,000 digits": (lines(PAIR | {"strength": "1" * 5000}), ["pairs.jsonl:1", "'strength' must be a whole"]),
+    "a subset that is a list": (lines(PAIR | {"subset": ["a"]}), ["pairs.jsonl:1: field 'subset' must be a name"]),
+    "a label of 10,000 letters": (lines(PAIR | {"label": "k" * 10_000}), ["pairs.jsonl:1", "more characters", "'label_map'"]),
     "a text in Latin-1": (json.dumps(PAIR | {"context": "é"}, ensure_ascii=False).encode("latin-1"),
                           ["pairs.jsonl:1: not UTF-8 text"]),
 }  # fmt: skip
@@ -70,7 +80,7 @@ def complaint(capsys, arguments: list[str]) -> str:
     assert "Traceback" not in shown.err
     messages = [line for line in shown.err.splitlines() if line.startswith("nlhf: error: ")]
     assert len(messages) == 1
-    assert len(messages[0]) < 600
+    assert len(messages[0]) < (600 if "more characters" not in messages[0] else 1600)
     return messages[0]
 
 
@@ -102,6 +112,11 @@ OTHER_FILES = {
         "pairs.csv",
         'context,response_a,response_b\nq,"x,y\n',
         ["pairs.csv:2", "not valid CSV"],
+    ),
+    "one object over several lines": (
+        "pairs.json",
+        json.dumps({"data": [PAIR]}, indent=2),
+        ["pairs.json: one JSON object over several lines", "expected a list of rows"],
     ),
     "no parquet": ("pairs.parquet", "x", ["cannot read pairs.parquet"]),
 }
@@ -147,6 +162,19 @@ COMMANDS = {
     "a model that is not there": ([*ONE_PAIR, "--model.name", "./nowhere"], ["folder ./nowhere does not exist"]),
     "a temperature below zero": ([*ONE_PAIR, "--sampling.temperature", "-1"], ["sampling.temperature must not be"]),
     "a text for a number": ([*ONE_PAIR, "--sampling.top_k", "many"], ["expected a whole number, got many"]),
+    "an argument for the template": ([*ONE_PAIR, "--sampling.chat_template_kwargs", "{truncation: true}"],
+                                     ["'truncation' is no variable of a chat template"]),
+    "an address of two lines": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.base_url", "http://h/v1\nx"],
+                                ["backend.base_url must be an address"]),
+    "a price that is not a number": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.price_per_million", "[.nan, 1]"],
+                                     ["backend.price_per_million must not be negative"]),
+    "a request that is no JSON": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.extra_body", "{x: .nan}"],
+                                  ["backend.extra_body cannot be sent as JSON"]),
+    "a key with a line break": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.api_key_env", "KEY_OF_TWO_LINES"],
+                                ["the key in KEY_OF_TWO_LINES holds a blank, a line break"]),
+    "a seed of thirty digits": ([*ONE_PAIR, "--model.name", "random:qwen3-tiny:" + "9" * 30],
+                                ["the seed a whole number of up to nine digits"]),
+    "a name of 10,000 letters": ([*ONE_PAIR, "--format", "k" * 10_000], ["unknown judge format", "more characters"]),
     "a misspelt option": ([*ONE_PAIR, "--respnse_a", "z"], ["respnse_a", "Did you mean 'response_a'?"]),
     "a prompt file that does not end": ([*ONE_PAIR, "--prompt_file", "open.jinja"], ["open.jinja, line 1"]),
     "a prompt file without a response": ([*ONE_PAIR, "--prompt_file", "one.jinja"], ["does not show response_b"]),
@@ -154,13 +182,15 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(("arguments", "parts"), COMMANDS.values(), ids=COMMANDS)
-def test_a_command_that_cannot_be(capsys, arguments, parts):
+def test_a_command_that_cannot_be(capsys, monkeypatch, arguments, parts):
     Path("notes.jsonl").write_text('{"my": "notes"}\n')
     Path("open.jinja").write_text("{{ context")
     Path("one.jinja").write_text("{{ context }} {{ response_a }}")
+    monkeypatch.setenv("KEY_OF_TWO_LINES", "sk-1\n")
     message = complaint(capsys, [*JUDGE, *arguments])
     for part in parts:
         assert part in message
+    assert "sk-1" not in message
     for jargon in ("Union", "NoneType", "class '", "Parser key", "typing."):
         assert jargon not in message
 
@@ -176,6 +206,12 @@ EVALUATIONS = {
     "resamples below zero": (["--resamples", "-5"], ["resamples must not be negative, got -5"]),
     "a scorer that is none": (["--scorer", "nlhf.pairs.HumanCritique"], ["has no method score"]),
     "an unknown scorer": (["--scorer", "lexicl"], ["Did you mean 'lexical'?"]),
+    "a scorer by no path": (["--scorer", ".a.b"], ["neither an import path nor one of"]),
+    "a path without a part": (["--scorer", "a..b"], ["neither an import path nor one of"]),
+    "a threshold in words": (["--scorer", "{class_path: lexical, init_args: {threshold: high}}"],
+                             ["threshold must be a number from 0 on, got 'high'"]),
+    "a threshold of NaN": (["--scorer", "{class_path: lexical, init_args: {threshold: .nan}}"],
+                           ["threshold must be a number from 0 on, got nan"]),
     "an unknown preset": (["--preset", "sdrm"], ["unknown preset 'sdrm'"]),
     "votes that would all be one": (["--samples", "2"], ["samples is 2 but sampling.temperature is 0"]),
     "a limit of none": (["--data.limit", "0"], ["data.limit must be at least 1, got 0"]),
@@ -191,5 +227,38 @@ def test_an_evaluation_that_cannot_be(capsys, arguments, parts):
         assert part in message
 
 
+# What a file named run.yaml holds; the last three break PyYAML or Python itself.
+YAMLS = {
+    "a NUL in a path": ('input: "a\\0b.jsonl"', ["input: a NUL character"]),
+    "a value within itself": ("columns: &a [*a]", ["run.yaml: a value within itself"]),
+    "brackets within brackets": ("columns: " + "[" * 5000, ["run.yaml"]),
+    "a number of 5,000 digits": ("samples: " + "9" * 5000, ["run.yaml: a number of thousands of digits"]),
+}
+
+
+@pytest.mark.parametrize(("text", "parts"), YAMLS.values(), ids=YAMLS)
+def test_a_configuration_that_cannot_be_read(capsys, text, parts):
+    Path("run.yaml").write_text(f"model: {{name: 'package:nlhf'}}\n{text}\n")
+    message = complaint(capsys, ["judge", "--config", "run.yaml"])
+    for part in parts:
+        assert part in message
+
+
+def test_a_closed_standard_output(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert main([*JUDGE, *ONE_PAIR]) == 2
+    assert "standard output is closed; name a file for the decisions with --output" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["# Title", "~/notes  say//no", "null", "~", "007", "- a\n- b", "{a: b}"])
+def test_a_text_to_judge_is_taken_as_it_was_typed(monkeypatch, text):
+    """YAML would read a heading as a comment, and nothing in a text is a path."""
+    judged = []
+    monkeypatch.setattr(nlhf.judging, "_pairs", lambda _, *texts: judged.append(texts[:3]) or sys.exit())
+    with pytest.raises(SystemExit):
+        main([*JUDGE, "--prompt", text, f"--response_a={text}", "--response_b", text])
+    assert judged == [(text, text, text)]
+
+
 def test_there_are_at_least_twenty_kinds():
-    assert len({*FILES, *OTHER_FILES, *COMMANDS, *EVALUATIONS}) >= 20
+    assert len({*FILES, *OTHER_FILES, *COMMANDS, *EVALUATIONS, *YAMLS}) >= 20

@@ -211,10 +211,13 @@ def test_both_trainers_take_the_same_steps_in_the_sandbox(training, tmp_path, mo
     assert losses["ours, rho 0.7"] < 0.5 * losses["ours, rho 0"]  # the mask is on
 
 
-def test_the_training_steps_in_the_documents_are_of_smollm2_and_one_loss(training):
-    found = json.loads((ROOT / "experiments/self_distillation/step.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+def test_the_training_steps_in_the_documents_are_of_smollm2_and_one_loss(training, checkpointing):
+    file = "step_checkpointing.json" if checkpointing else "step.json"
+    found = json.loads((ROOT / "experiments/self_distillation" / file).read_text(encoding="utf-8"))
     assert found["vocabulary"] == 49_152
-    assert found["rounds"] >= 3
+    assert found["checkpointing"] is checkpointing
+    assert found["rounds"] >= 2
     steps = found["contenders"]
     assert set(steps) == set(training.CONTENDERS)
     # Not equal: the likeliest tokens are the student's in trl, the teacher's in ours.

@@ -28,8 +28,9 @@ from nlhf.files import read_jsonl
 from nlhf.formats import get_format
 from nlhf.models import ModelConfig, load_model, load_tokenizer, resolve
 from nlhf.pairs import HumanCritique, Pair, Turn
+from nlhf.rewards import JudgeReward, RewardConfig
 from nlhf.sources import DataConfig, load_pairs
-from nlhf.train import GRPOSettings, _fitting
+from nlhf.train import GRPOSettings, _fitting, make_trainer
 from nlhf.training import forget_after, last_checkpoint, put_in_order, shuffled, training_dtype
 
 START = "package:nlhf"
@@ -692,6 +693,23 @@ def test_trl_still_has_what_we_rely_on():
         "self", "model", "inputs", "return_outputs", "num_items_in_batch",
     ]  # fmt: skip
     assert Trainer.loss_is_scaled_for_ga is None  # we set it
+
+
+def test_a_reward_learns_only_while_the_model_trains(tmp_path, monkeypatch):
+    """trl asks for rewards in evaluation too, and does not say that it is one."""
+    from trl import GRPOTrainer
+
+    learns = type("Learns", (SimpleNamespace,), {"__call__": lambda self, rollouts, log_metric: None})
+    reward = learns(training=True, prepare=print, state_dict=dict, load_state_dict=print)
+    settings = GRPOSettings(max_steps=1, per_device_train_batch_size=4, num_generations=4, max_completion_length=8)
+    judge_format, start = get_format("sandbox"), ModelConfig(START)
+    pairs = load_pairs(DataConfig("sandbox", limit=1))
+    judge_reward = JudgeReward(pairs, judge_format.parse, RewardConfig(), reward)
+    trainer = make_trainer(start, load_tokenizer(start), judge_format, pairs, judge_reward, settings, tmp_path, seed=0)
+    monkeypatch.setattr(GRPOTrainer, "_calculate_rewards", lambda self: reward.training)
+    for training in (False, True):
+        trainer.model.train(training)
+        assert trainer._calculate_rewards() is training
 
 
 def test_trl_gives_each_reward_its_columns_state_and_log(tmp_path):

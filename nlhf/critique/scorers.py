@@ -14,6 +14,7 @@ import numpy as np
 
 from nlhf.critique.arguments import Argument, generated_arguments, reference_sets
 from nlhf.critique.matching import CritiqueMatch, match
+from nlhf.errors import UserError
 from nlhf.pairs import Pair
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,12 @@ class SimilarityScorer(CritiqueScorer):
 
     threshold: float
     repeat_threshold: float
+
+    def _set_thresholds(self, threshold: float, repeat_threshold: float) -> None:
+        for name, value in (("threshold", threshold), ("repeat_threshold", repeat_threshold)):
+            if not isinstance(value, int | float) or not 0 <= value < float("inf"):  # neither is NaN
+                raise UserError(f"scorer: {name} must be a number from 0 on, got {value!r}")
+        self.threshold, self.repeat_threshold = threshold, repeat_threshold
 
     @abstractmethod
     def similarities(self, batch: Sequence[ArgumentTexts]) -> list[np.ndarray]:
@@ -104,7 +111,7 @@ class LexicalScorer(SimilarityScorer):
     name = "lexical"
 
     def __init__(self, threshold: float = 0.3, repeat_threshold: float = 0.9):
-        self.threshold, self.repeat_threshold = threshold, repeat_threshold
+        self._set_thresholds(threshold, repeat_threshold)
 
     def similarities(self, batch: Sequence[ArgumentTexts]) -> list[np.ndarray]:
         """See `SimilarityScorer.similarities`; F1 of the two bags of words."""
@@ -144,7 +151,7 @@ class EmbeddingScorer(SimilarityScorer):
         """
         from nlhf.models import load_sentence_encoder
 
-        self.threshold, self.repeat_threshold = threshold, repeat_threshold
+        self._set_thresholds(threshold, repeat_threshold)
         self.batch_size, self.cache_size = batch_size, cache_size
         self.encoder = load_sentence_encoder(model)
         self.chunked = self.unread = 0

@@ -336,7 +336,7 @@ def test_settings_that_cannot_work_are_refused(metarm_folder, options, message):
 
 # ---------------------------------------------------------------------------------------------------- several processes
 
-CASES = ("both", "one without", "one row", "none")
+CASES = ("both", "one without", "one row", "three rows", "none")
 WORKER = """
 import sys, torch
 from accelerate import PartialState
@@ -350,8 +350,8 @@ torch.distributed.destroy_process_group()
 
 
 def found(folder, rollouts) -> dict:
-    """State and results of three steps."""
-    reward = make(folder, learning_rate=1e-3, batch_size=4)
+    """State and results of three steps; unclipped, for clipped gradients hide what the loss was divided by."""
+    reward = make(folder, learning_rate=1e-3, batch_size=4, max_grad_norm=1e6)
     results = [call(reward, rollouts) for _ in range(3)]
     return {"state": reward.state_dict(), "results": results}
 
@@ -365,6 +365,7 @@ def shares() -> dict[str, list[list[Rollout]]]:
         [rollouts[:20], rollouts[20:]],
         [others, labelled],
         [others + labelled[:1], others],
+        [others + labelled[:2], others + labelled[3:4]],
         [others[:9], others[9:]],
     )
     return dict(zip(CASES, split, strict=True))
@@ -403,9 +404,11 @@ def test_two_processes_take_the_step_of_one(processes, metarm_folder, case):
     first, second = shares()[case]
     alone = found(metarm_folder, first + second)
     assert_equal(left["state"]["model"], right["state"]["model"])
-    moments = [x["state"]["optimizer"]["state"] for x in (left, right)]
+    moments = [x["state"]["optimizer"]["state"] for x in (left, right, alone)]
     for key in moments[0]:
         assert_equal(moments[0][key], moments[1][key])
+        ours, whole = (m[key]["exp_avg"] for m in (moments[0], moments[2]))
+        assert (ours - whole).norm() <= 1e-2 * whole.norm()  # AdamW itself does not see a wrong divisor, but for this
     assert left["state"]["window"] == right["state"]["window"]
     updates = 0 if case == "none" else 3
     assert [x["state"]["updates"] for x in (left, right, alone)] == [updates] * 3

@@ -48,9 +48,9 @@ FILES = {
     "two rows of one id": (lines(PAIR, PAIR), ["two pairs have the id '1'"]),
     "brackets within brackets": (lines(PAIR, "[" * 100_000), ["pairs.jsonl:2: JSON that cannot be read"]),
     "meta of a thousand levels": (lines(PAIR | {"meta": nested(900)}), ["pairs.jsonl:1: field 'meta'", "100 levels"]),
-    "a strength of 5,000 digits": (lines(PAIR | {"strength": "1" * 5000}), ["pairs.jsonl:1", "'strength' must be a whole"]),
+    "a strength of 5,000 digits": (lines(PAIR | {"strength": "1" * 5000}), ["pairs.jsonl:1", "must be a whole number"]),
     "a subset that is a list": (lines(PAIR | {"subset": ["a"]}), ["pairs.jsonl:1: field 'subset' must be a name"]),
-    "a label of 10,000 letters": (lines(PAIR | {"label": "k" * 10_000}), ["pairs.jsonl:1", "more characters", "'label_map'"]),
+    "a label of 10,000 letters": (lines(PAIR | {"label": "k" * 10_000}), ["pairs.jsonl:1", "more characters"]),
     "a text in Latin-1": (json.dumps(PAIR | {"context": "é"}, ensure_ascii=False).encode("latin-1"),
                           ["pairs.jsonl:1: not UTF-8 text"]),
 }  # fmt: skip
@@ -166,12 +166,10 @@ COMMANDS = {
                                      ["'truncation' is no variable of a chat template"]),
     "an address of two lines": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.base_url", "http://h/v1\nx"],
                                 ["backend.base_url must be an address"]),
-    "a price that is not a number": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.price_per_million", "[.nan, 1]"],
-                                     ["backend.price_per_million must not be negative"]),
+    "a price of NaN": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.price_per_million", "[.nan, 1]"],
+                       ["backend.price_per_million must not be negative"]),
     "a request that is no JSON": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.extra_body", "{x: .nan}"],
                                   ["backend.extra_body cannot be sent as JSON"]),
-    "a key with a line break": ([*ONE_PAIR, "--backend.kind", "openai", "--backend.api_key_env", "KEY_OF_TWO_LINES"],
-                                ["the key in KEY_OF_TWO_LINES holds a blank, a line break"]),
     "a seed of thirty digits": ([*ONE_PAIR, "--model.name", "random:qwen3-tiny:" + "9" * 30],
                                 ["the seed a whole number of up to nine digits"]),
     "a name of 10,000 letters": ([*ONE_PAIR, "--format", "k" * 10_000], ["unknown judge format", "more characters"]),
@@ -182,15 +180,13 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(("arguments", "parts"), COMMANDS.values(), ids=COMMANDS)
-def test_a_command_that_cannot_be(capsys, monkeypatch, arguments, parts):
+def test_a_command_that_cannot_be(capsys, arguments, parts):
     Path("notes.jsonl").write_text('{"my": "notes"}\n')
     Path("open.jinja").write_text("{{ context")
     Path("one.jinja").write_text("{{ context }} {{ response_a }}")
-    monkeypatch.setenv("KEY_OF_TWO_LINES", "sk-1\n")
     message = complaint(capsys, [*JUDGE, *arguments])
     for part in parts:
         assert part in message
-    assert "sk-1" not in message
     for jargon in ("Union", "NoneType", "class '", "Parser key", "typing."):
         assert jargon not in message
 
@@ -227,10 +223,10 @@ def test_an_evaluation_that_cannot_be(capsys, arguments, parts):
         assert part in message
 
 
-# What a file named run.yaml holds; the last three break PyYAML or Python itself.
+# What a file named run.yaml holds; the last three make PyYAML or Python itself fail.
 YAMLS = {
-    "a NUL in a path": ('input: "a\\0b.jsonl"', ["input: a NUL character"]),
-    "a value within itself": ("columns: &a [*a]", ["run.yaml: a value within itself"]),
+    "a NUL in a path": ('model: {name: "a\\0b"}', ["model.name: a NUL character"]),
+    "a value within itself": ("model: &a [*a]", ["run.yaml: a value within itself"]),
     "brackets within brackets": ("columns: " + "[" * 5000, ["run.yaml"]),
     "a number of 5,000 digits": ("samples: " + "9" * 5000, ["run.yaml: a number of thousands of digits"]),
 }
@@ -238,7 +234,7 @@ YAMLS = {
 
 @pytest.mark.parametrize(("text", "parts"), YAMLS.values(), ids=YAMLS)
 def test_a_configuration_that_cannot_be_read(capsys, text, parts):
-    Path("run.yaml").write_text(f"model: {{name: 'package:nlhf'}}\n{text}\n")
+    Path("run.yaml").write_text(text)
     message = complaint(capsys, ["judge", "--config", "run.yaml"])
     for part in parts:
         assert part in message

@@ -5,9 +5,11 @@ import hashlib
 import json
 import logging
 import math
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import nlhf.evaluate
 from nlhf.config import ClassSpec
@@ -583,6 +585,38 @@ def test_a_finished_run_with_other_judgements_is_not_reported(setup, tmp_path, c
         load_run(tmp_path / "run")
     evaluate(**{**arguments, "resume": True})
     assert len(load_run(tmp_path / "run").records) == 20
+
+
+# One field of a run's file as somebody may have left it, and what the message says.
+EDITED = {
+    "a verdict of another kind": ("judgements.jsonl", "verdict", "left", "judgements.jsonl:1: field 'verdict' must be"),
+    "an order of another kind": ("judgements.jsonl", "order", "BB", "judgements.jsonl:1: field 'order' must be"),
+    "a reply that is none": ("judgements.jsonl", "reply", None, "judgements.jsonl:1: field 'reply' must be str"),
+    "a length in words": ("judgements.jsonl", "length_a", "long", "judgements.jsonl:1: field 'length_a' must be int"),
+    "scores in words": ("judgements.jsonl", "scores", ["a", "b"], "judgements.jsonl:1: field 'scores' must be"),
+    "a flag that is a number": ("judgements.jsonl", "truncated", 0, "jsonl:1: field 'truncated' must be bool"),
+    "a match without its F1": ("judgements.jsonl", "match", {"matched": []}, "1: match: field 'precision' must be"),
+    "seconds in words": ("timing.jsonl", "seconds", "long", "timing.jsonl:1: field 'seconds' must be float"),
+    "a manifest without data": ("manifest.json", "data", None, "manifest.json: field 'data' must be dict"),
+    "a judge that is a number": ("manifest.json", "judge", 3, "manifest.json: field 'judge.prompt_hash' must be str"),
+    "a seed in words": ("config.yaml", "seed", "x", "config.yaml: field 'seed' must be int"),
+    "a seed below zero": ("config.yaml", "seed", -1, "seed must lie between 0 and"),
+    "orders of another kind": ("config.yaml", "orders", "all", "config.yaml: field 'orders' must be"),
+    "a model that is a name": ("config.yaml", "model", "m", "config.yaml: field 'model.name' must be str"),
+    "no name": ("config.yaml", "run_name", None, "config.yaml: field 'run_name' must be str"),
+}
+
+
+@pytest.mark.parametrize(("file", "name", "value", "message"), EDITED.values(), ids=EDITED)
+def test_a_run_edited_by_hand_is_refused_and_the_field_is_named(setup, tmp_path, file, name, value, message):
+    arguments, _ = setup
+    evaluate(**arguments)
+    path = tmp_path / "run" / file
+    first, *others = path.read_text(encoding="utf-8").splitlines() if path.suffix == ".jsonl" else [path.read_text()]
+    row = yaml.safe_load(first) | {name: value}  # JSON is YAML too
+    path.write_text("\n".join([json.dumps(row), *others]) + "\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("line", ["[1]", "null", "3"])

@@ -257,6 +257,27 @@ def test_offline_mode_is_respected(monkeypatch):
         load_model(ModelConfig("nobody/nothing"))
 
 
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("config.json", {"num_hidden_layers": "two"}),
+        ("config.json", {"num_attention_heads": 0}),
+        ("config.json", {"hidden_size": 128}),
+        ("config.json", {"vocab_size": 10}),
+        ("tokenizer.json", None),
+        ("tokenizer_config.json", None),
+    ],
+    ids=lambda value: str(value),
+)
+def test_a_folder_whose_files_do_not_fit_each_other_is_named(copy, file, changes):
+    """The loaders fail in whatever way they happen to: a division by zero, a missing key, an assertion."""
+    values = [] if changes is None else json.loads((copy / file).read_text()) | changes
+    (copy / file).write_text(json.dumps(values))
+    load = load_model if file == "config.json" else load_tokenizer
+    with pytest.raises(UserError, match=f"cannot load .* {str(copy)!r}: "):
+        load(ModelConfig(str(copy)))
+
+
 def _http_error(kind):
     from huggingface_hub import errors
 
@@ -291,7 +312,7 @@ def test_known_architectures_load_offline_and_say_so(hub, caplog):
     config = load_config("Qwen/Qwen3-32B")
     assert (config.model_type, config.hidden_size, config.num_hidden_layers) == ("qwen3", 5120, 64)
     assert "architecture of Qwen/Qwen3-32B on board" in caplog.text
-    with pytest.raises(UserError, match="known offline: Qwen/Qwen3-4B"):
+    with pytest.raises(UserError, match="known offline: .*Qwen/Qwen3-4B"):
         load_config("Qwen/Qwen3-5B")
 
 
@@ -343,8 +364,12 @@ def test_two_beginnings_of_sequence_are_caught(tokenizer):
 
 @pytest.mark.parametrize(
     ("template", "message"),
-    [(None, "no chat template"), ("{{ raise_exception('roles must alternate') }}", "roles must alternate")],
-    ids=["missing", "refuses"],
+    [
+        (None, "no chat template"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ 1 / 0 }}", "fails: division"),
+    ],
+    ids=["missing", "refuses", "fails"],
 )
 def test_template_trouble_is_one_line(tokenizer, template, message):
     tokenizer.chat_template = template

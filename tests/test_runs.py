@@ -101,9 +101,19 @@ def test_what_a_killed_start_left_behind_is_no_run(tmp_path):
     assert holds_run(open_run(tmp_path, CONFIG))
 
 
-def test_a_broken_configuration_is_named(tmp_path):
-    (tmp_path / "config.yaml").write_text("a: [")
-    with pytest.raises(UserError, match=r"config\.yaml: not valid YAML"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a: [", "not valid YAML"),
+        (b"\xe9: 1", "not valid YAML"),
+        (b"[" * 5000, "not valid YAML"),
+        (b"- a", "got list"),
+    ],
+    ids=["torn", "Latin-1", "deep", "list"],
+)
+def test_a_broken_configuration_is_named(tmp_path, text, message):
+    (tmp_path / "config.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=rf"config\.yaml: .*{message}"):
         open_run(tmp_path, CONFIG, resume=True)
 
 

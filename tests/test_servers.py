@@ -250,6 +250,8 @@ BAD = [
     ({"backoff": -1}, "backoff must not be negative"),
     ({"base_url": "localhost:8000"}, "an address like http://localhost:8000/v1"),
     ({"base_url": "http://"}, "an address like"),
+    ({"base_url": "http://host /v1"}, "an address like"),
+    ({"base_url": "http://host/v1\n"}, "an address like"),
     ({"base_url": "http://me:sk-very-secret@host/v1"}, "no user, password or query"),
     ({"base_url": "http://host/v1?key=sk-very-secret"}, "no user, password or query"),
     ({"base_url": "http://[sk-very-secret/v1"}, "cannot be read as an address"),
@@ -263,6 +265,14 @@ def test_bad_settings_are_refused_without_repeating_a_key(settings, message):
     with pytest.raises(UserError, match=message) as caught:
         ServerConfig(**settings)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["sk-very-secret\n", "sk very-secret", "sk-very-secrèt"])
+def test_a_key_that_no_header_can_carry_is_refused_without_repeating_it(monkeypatch, key):
+    monkeypatch.setenv("MY_KEY", key)
+    with pytest.raises(UserError, match="the key in MY_KEY holds a blank, a line break") as caught:
+        ServerConfig(base_url="http://host/v1", api_key_env="MY_KEY").key()
+    assert "very" not in str(caught.value)
 
 
 @pytest.mark.parametrize("settings", [{}, {"base_url": "http://host/v1", "api_key_env": "MY_KEY"}])

@@ -61,7 +61,7 @@ class Stage:
         package, _, verb = self.verb.partition(" ")
         try:
             verbs = import_module(f"{package}.__main__").VERBS if verb else {}
-        except (ImportError, AttributeError):
+        except (ImportError, AttributeError, TypeError, ValueError):  # a name like "..a" is no package
             verbs = {}
         if verb not in verbs:
             raise UserError(f"unknown verb {self.verb!r} in a suite; known: {', '.join(VERBS)}, metarm train, ...")

@@ -391,7 +391,7 @@ def test_settings_become_the_trainers_arguments():
 def launched_verb(path: Path) -> str:
     """The verb that the comment on top of a YAML launches it with."""
     header = " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
-    found = re.search(rf"\bnlhf ({'|'.join(VERBS)})\b", header)
+    found = re.search(rf"\bnlhf ({'|'.join(VERBS)})(?![\w-])", header)
     return found[1] if found else "suite" if "make quickstart" in header else ""
 
 

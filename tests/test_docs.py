@@ -577,7 +577,8 @@ def test_kept_evaluations_are_in_the_ledger():
     assert kept
     for summary in kept:
         row = rows[tuple(summary["evaluation"][name] for name in origin)]
-        assert {name: row["metrics"][name] for name in summary["metrics"]} == summary["metrics"]
+        for name, metric in summary["metrics"].items():
+            assert row["metrics"][name] == pytest.approx(metric), name  # intervals are drawn anew: rounding may differ
 
 
 def test_figures_of_comve_are_those_of_the_ledger():

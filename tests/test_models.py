@@ -312,7 +312,7 @@ def test_known_architectures_load_offline_and_say_so(hub, caplog):
     config = load_config("Qwen/Qwen3-32B")
     assert (config.model_type, config.hidden_size, config.num_hidden_layers) == ("qwen3", 5120, 64)
     assert "architecture of Qwen/Qwen3-32B on board" in caplog.text
-    with pytest.raises(UserError, match="known offline: .*Qwen/Qwen3-4B"):
+    with pytest.raises(UserError, match=r"known offline: .*Qwen/Qwen3-4B"):
         load_config("Qwen/Qwen3-5B")
 
 

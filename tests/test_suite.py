@@ -290,7 +290,9 @@ def test_a_stage_may_be_a_verb_of_a_package_that_builds_on_ours(folder):
     assert (stage.target, stage.prog) == ("metarm.train:train", "metarm train")
 
 
-@pytest.mark.parametrize("verb", ["metarm", "metarm trian", "no_such_package train", "json tool", "report"])
+@pytest.mark.parametrize(
+    "verb", ["metarm", "metarm trian", "no_such_package train", "json tool", "report", ". x", "..a x"]
+)
 def test_an_unknown_verb_is_refused(folder, verb):
     with pytest.raises(UserError, match=f"unknown verb '{verb}' in a suite"):
         Stage("start.yaml", verb)

@@ -33,10 +33,10 @@ from typing import Any
 from nlhf.files import read_json, write_json
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig, TransformersGenerator
+from nlhf.generation.prefill import SharedBeginning, by_length, common_length, lay_out, read, select
+from nlhf.generation.probability import Branches
 from nlhf.judge import Judge, shown_pairs
 from nlhf.models import ModelConfig, load_model, load_tokenizer
-from nlhf.prefill import SharedBeginning, by_length, common_length, lay_out, read, select
-from nlhf.probability import Branches
 from nlhf.sources import DataConfig, load_pairs
 
 SPLITS = {"llmbar": "test", "comve": "validation"}

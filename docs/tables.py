@@ -16,13 +16,13 @@ from types import ModuleType
 from typing import Any
 
 from nlhf.critique.validation import Validation
-from nlhf.curves import Curve, draw
-from nlhf.drawing import standing_alone
-from nlhf.figures import definitions
+from nlhf.evaluation.figures import definitions
+from nlhf.evaluation.intervals import SeedInterval
+from nlhf.evaluation.results import load_run
 from nlhf.files import write_json
-from nlhf.intervals import SeedInterval
-from nlhf.results import load_run
-from nlhf.suite_report import Cell, markdown
+from nlhf.report.curves import Curve, draw
+from nlhf.report.drawing import standing_alone
+from nlhf.suite.report import Cell, markdown
 
 ROOT = Path(__file__).parent.parent
 MARKED = re.compile(r"(<!-- table: (?P<file>\S+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)

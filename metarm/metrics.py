@@ -1,7 +1,7 @@
 """Figures about a MetaRM: errors, ranks, calibration, with clustered bootstrap intervals.
 
 Station of the path: Verdict -> **metrics**. Pure functions on scores and targets. Rollouts of one pair (and pairs of
-one group) are not independent, so intervals resample clusters, as `nlhf.metrics` does.
+one group) are not independent, so intervals resample clusters, as `nlhf.evaluation.metrics` does.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -14,12 +14,12 @@ from typing import Any
 
 from metarm.model import MAX_LENGTH, Layout, LoraSettings, MetaRM
 from metarm.rollouts import PAIRS_FILE, Example, Rollouts, draw, require_labelled, tidy
-from nlhf.backends import BackendConfig, make_generator
 from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
 from nlhf.files import write_json, write_jsonl
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
+from nlhf.generation.backends import BackendConfig, make_generator
 from nlhf.judge import Judge
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig

@@ -16,10 +16,10 @@ from typing import Any
 from transformers import TrainerCallback
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
+from nlhf.evaluation.metrics import TRUNCATION_LIMIT, Record, compute
 from nlhf.files import append_jsonl, read_json, write_json
 from nlhf.formats.base import JudgeFormat
 from nlhf.judge import Judge
-from nlhf.metrics import TRUNCATION_LIMIT, Record, compute
 from nlhf.pairs import Pair
 from nlhf.training import ValidationConfig
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from nlhf.backends import BackendConfig, GenerationFailed
-from nlhf.decision import Decision
 from nlhf.errors import UserError
 from nlhf.evaluate import check_lengths, weights_hash
+from nlhf.evaluation.decision import Decision
 from nlhf.formats.base import JudgeFormat
 from nlhf.generation import SamplingConfig
+from nlhf.generation.backends import BackendConfig, GenerationFailed
 from nlhf.judge import ORDERS, Mode, shown_pairs
 from nlhf.judging import PairJudge, load_judge
 from nlhf.models import ModelConfig

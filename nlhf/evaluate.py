@@ -15,7 +15,21 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from nlhf.backends import (
+from nlhf.config import ClassSpec
+from nlhf.critique.matching import CritiqueMatch
+from nlhf.critique.scorers import CritiqueScorer
+from nlhf.errors import UserError
+from nlhf.evaluation.figures import WRONG_CRITIQUE_THRESHOLD, definitions
+from nlhf.evaluation.intervals import RESAMPLES
+from nlhf.evaluation.metrics import TRUNCATION_LIMIT, Metric
+from nlhf.evaluation.probe import probe_pairs
+from nlhf.evaluation.records import Record
+from nlhf.evaluation.results import Evaluation, Run, derive, further_figures, load_run, read_records
+from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl
+from nlhf.formats import FORMATS, JudgeFormat, get_format
+from nlhf.formats.base import Message
+from nlhf.generation import SamplingConfig, TransformersGenerator
+from nlhf.generation.backends import (
     PATIENCE,
     BackendConfig,
     GenerationFailed,
@@ -23,27 +37,13 @@ from nlhf.backends import (
     make_generator,
     report_usage,
 )
-from nlhf.config import ClassSpec
-from nlhf.critique.matching import CritiqueMatch
-from nlhf.critique.scorers import CritiqueScorer
-from nlhf.errors import UserError
-from nlhf.figures import WRONG_CRITIQUE_THRESHOLD, definitions
-from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl
-from nlhf.formats import FORMATS, JudgeFormat, get_format
-from nlhf.formats.base import Message
-from nlhf.generation import SamplingConfig, TransformersGenerator
-from nlhf.intervals import RESAMPLES
 from nlhf.judge import ORDERS, Judge, Judgement, Mode, Order, VoteRule, as_shown, check_mode, shown_pairs
 from nlhf.ledger import LedgerRow, append, format_metric
 from nlhf.logs import setup_logging
-from nlhf.metrics import TRUNCATION_LIMIT, Metric
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.presets import with_preset
-from nlhf.probe import probe_pairs
-from nlhf.records import Record
 from nlhf.report import write_report
-from nlhf.results import Evaluation, Run, derive, further_figures, load_run, read_records
 from nlhf.runs import check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.rewardbench2 import RATED

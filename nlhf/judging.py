@@ -12,7 +12,13 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from nlhf.backends import (
+from nlhf.errors import UserError
+from nlhf.evaluate import ORDERS_BY_NAME, check_lengths, chunk_size, sampling_problems, weights_hash
+from nlhf.evaluation.decision import Decision, title
+from nlhf.files import append_jsonl, check_appendable, read_jsonl, to_json, write_text
+from nlhf.formats import get_format
+from nlhf.generation import SamplingConfig
+from nlhf.generation.backends import (
     PATIENCE,
     BackendConfig,
     GenerationFailed,
@@ -20,12 +26,6 @@ from nlhf.backends import (
     make_generator,
     report_usage,
 )
-from nlhf.decision import Decision, title
-from nlhf.errors import UserError
-from nlhf.evaluate import ORDERS_BY_NAME, check_lengths, chunk_size, sampling_problems, weights_hash
-from nlhf.files import append_jsonl, check_appendable, read_jsonl, to_json, write_text
-from nlhf.formats import get_format
-from nlhf.generation import SamplingConfig
 from nlhf.judge import ORDERS, Judge, Judgement, Mode, Order, VoteRule, check_mode, shown_pairs
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig

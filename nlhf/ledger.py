@@ -12,8 +12,8 @@ from typing import Any
 
 import nlhf
 from nlhf.errors import UserError, nearest
+from nlhf.evaluation.metrics import Metric
 from nlhf.files import append_jsonl, read_jsonl
-from nlhf.metrics import Metric
 from nlhf.runs import git_state, now
 
 TABLE_METRICS = ("accuracy", "parse_rate", "position_consistency", "critique_f1", "wrong_critique_rate")

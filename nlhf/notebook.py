@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlhf.critique.arguments import generated_arguments, reference_sets
-from nlhf.figures import definitions, flipped, lucky, with_twins
+from nlhf.evaluation.figures import definitions, flipped, lucky, with_twins
+from nlhf.evaluation.records import Record
+from nlhf.evaluation.results import Run, compare_runs
 from nlhf.judge import as_shown
-from nlhf.records import Record
-from nlhf.report_browser import numbered
-from nlhf.results import Run, compare_runs
+from nlhf.report.browser import numbered
 
 if TYPE_CHECKING:
     import jinja2
@@ -59,7 +59,7 @@ def _row(record: Record, twin: Record | None, run: Run) -> dict[str, Any]:
 
 
 def figure_table(run: Run) -> "pd.DataFrame":
-    """The figures that count something: value, ends of the 95 % interval, k and n; see `nlhf.metrics.Metric`."""
+    """The figures that count something: value, ends of the 95 % interval, k and n; see `metrics.Metric`."""
     import pandas as pd
 
     titles = {name: definition.title for name, definition in definitions().items()}
@@ -68,7 +68,7 @@ def figure_table(run: Run) -> "pd.DataFrame":
 
 
 def difference_table(first: Run, second: Run) -> "pd.DataFrame":
-    """Paired differences, second minus first, with the ends of their 95 % intervals; see `nlhf.results.compare_runs`.
+    """Paired differences, second minus first, with the ends of their 95 % intervals; see `results.compare_runs`.
 
     Raises:
         UserError: the runs were not measured on the same pairs.

@@ -9,13 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from nlhf.backends import BackendConfig
 from nlhf.callbacks import MetricsLog, Validation, keep_best
 from nlhf.comparer import Comparison
 from nlhf.evaluate import weights_hash
 from nlhf.files import read_jsonl, write_jsonl
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig, TransformersGenerator
+from nlhf.generation.backends import BackendConfig
 from nlhf.models import ModelConfig, load_model, load_tokenizer
 from nlhf.pairs import Pair
 from nlhf.policy_reward import PolicyReward

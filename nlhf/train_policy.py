@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nlhf.backends import BackendConfig, report_usage
 from nlhf.comparer import Comparer, JudgeConfig
 from nlhf.config import ClassSpec
 from nlhf.errors import UserError
 from nlhf.evaluate import weights_hash
+from nlhf.generation.backends import BackendConfig, report_usage
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair

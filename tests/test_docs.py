@@ -20,7 +20,7 @@ import yaml
 
 from nlhf import cli
 from nlhf.errors import UserError
-from nlhf.metrics import definitions
+from nlhf.evaluation.metrics import definitions
 from nlhf.pairs import Pair
 
 ROOT = Path(__file__).resolve().parents[1]

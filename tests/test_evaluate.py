@@ -17,6 +17,7 @@ from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import ExactScorer, LexicalScorer
 from nlhf.errors import UserError
 from nlhf.evaluate import evaluate, evaluate_judge, judge_and_score
+from nlhf.evaluation.results import Evaluation, compare_run_decisions, compare_runs, load_run
 from nlhf.files import write_jsonl
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
@@ -25,7 +26,6 @@ from nlhf.ledger import read_ledger
 from nlhf.models import ModelConfig
 from nlhf.pairs import HumanCritique, Pair, Turn
 from nlhf.report import report
-from nlhf.results import Evaluation, compare_run_decisions, compare_runs, load_run
 from nlhf.sources import DataConfig
 
 MODEL = ModelConfig("random:qwen3-tiny")

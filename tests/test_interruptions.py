@@ -15,8 +15,8 @@ import pytest
 
 import nlhf.evaluate
 import nlhf.judging
-from nlhf.backends import GenerationFailed
 from nlhf.cli import main
+from nlhf.generation.backends import GenerationFailed
 from nlhf.judge import Reply
 
 PAIRS = 40

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import nlhf.judging
-from nlhf.backends import GenerationFailed
 from nlhf.cli import main
 from nlhf.errors import UserError
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
+from nlhf.generation.backends import GenerationFailed
 from nlhf.judge import Judge, Reply
 from nlhf.judging import PairJudge, judge, load_judge
 from nlhf.models import ModelConfig

@@ -6,8 +6,8 @@ import pytest
 
 from nlhf import ledger
 from nlhf.errors import UserError
+from nlhf.evaluation.metrics import Metric
 from nlhf.ledger import LedgerRow, format_metric, read_ledger, table
-from nlhf.metrics import Metric
 
 
 def row(**more) -> LedgerRow:

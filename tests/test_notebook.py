@@ -11,10 +11,10 @@ import pytest
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import ExactScorer
 from nlhf.errors import UserError
-from nlhf.metrics import Record
+from nlhf.evaluation.metrics import Record
+from nlhf.evaluation.results import Evaluation, Run
 from nlhf.notebook import difference_table, figure_table, judgement_table, show_judgements, show_table
 from nlhf.pairs import HumanCritique, Pair, Turn
-from nlhf.results import Evaluation, Run
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

@@ -7,12 +7,12 @@ from statistics import fmean
 
 import pytest
 
-from nlhf.backends import GenerationFailed
 from nlhf.comparer import Comparer, Comparison, JudgeConfig, margin_of
-from nlhf.decision import Decision
 from nlhf.errors import UserError
+from nlhf.evaluation.decision import Decision
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
+from nlhf.generation.backends import GenerationFailed
 from nlhf.judge import Judge, Judgement, Reply
 from nlhf.judging import PairJudge
 from nlhf.models import ModelConfig

@@ -20,10 +20,10 @@ from nlhf.critique.matching import CritiqueMatch, counted, gate
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
 from nlhf.files import to_json, write_text
+from nlhf.generation.server_config import ServerConfig
+from nlhf.generation.servers import ChatServer, Completion, Failure, MalformedReplyError, Question, Usage, encodable
 from nlhf.model_names import cache_dir
 from nlhf.pairs import HumanCritique, Pair
-from nlhf.server_config import ServerConfig
-from nlhf.servers import ChatServer, Completion, Failure, MalformedReplyError, Question, Usage, encodable
 
 logger = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nlhf.figures import Definition
+from nlhf.evaluation.figures import Definition
+from nlhf.evaluation.metrics import Metric, compute
+from nlhf.evaluation.records import Record
 from nlhf.formats.her_rm import HERRMFormat
-from nlhf.metrics import Metric, compute
 from nlhf.pairs import Label
-from nlhf.records import Record
 from nlhf.roleplay.principles import DIMENSIONS, Library, library
 
 PRINCIPLE_FIELDS = ("principle_name", "dimension_name", "principle_level", "main_content", "reason_for_choosing")
@@ -243,9 +243,9 @@ PRINCIPLE_FIGURES = {
         -1,
     ),
 }
-"""Figures of HER-RM's replies, each as those of `nlhf.figures.definitions`."""
+"""Figures of HER-RM's replies, each as those of `nlhf.evaluation.figures.definitions`."""
 
 
 def principle_figures(records: Sequence[Record], **options: Any) -> dict[str, Metric]:
-    """Every figure of `PRINCIPLE_FIGURES`, with counts and intervals; options as of `nlhf.metrics.compute`."""
+    """Every figure of `PRINCIPLE_FIGURES`, with counts and intervals; options as of `metrics.compute`."""
     return compute(records, figures=PRINCIPLE_FIGURES, **options)

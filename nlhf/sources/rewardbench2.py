@@ -2,7 +2,7 @@
 
 Malik et al., 2025, "RewardBench 2: Advancing Reward Model Evaluation" (allenai/reward-bench-2 on the hub, ODC-BY). The
 Ties subset has several correct answers and asks for ratings of single answers, so it is read only on demand, as pairs
-for a judge that rates one response at a time; see `nlhf.benchmark_rules.ties_score`.
+for a judge that rates one response at a time; see `nlhf.evaluation.benchmark_rules.ties_score`.
 """
 
 from collections import Counter

@@ -143,7 +143,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(trained, tmp_path, sandbox_la
 
 def test_a_second_training_reuses_the_rollouts(trained, tmp_path, sandbox_layout, monkeypatch):
     """The same rollouts, the same seed: the same model, without asking a judge."""
-    monkeypatch.setattr("nlhf.backends.make_generator", lambda *_: pytest.fail("a judge was loaded"))
+    monkeypatch.setattr("nlhf.generation.backends.make_generator", lambda *_: pytest.fail("a judge was loaded"))
     values = training(sandbox_layout, rollouts=str(trained), data=None, judge=None, scorer=None)
     folder = run(tmp_path / "again", values)
     assert_same_weights(folder / "final", trained / "final")
@@ -252,7 +252,7 @@ def test_evaluation_is_on_the_pairs_whose_critiques_were_hidden(trained, tmp_pat
 
 def test_the_judge_may_run_anywhere(monkeypatch):
     from metarm.train import JudgeSettings
-    from nlhf.backends import BackendConfig
+    from nlhf.generation.backends import BackendConfig
 
     made = []
     monkeypatch.setattr("metarm.train.make_generator", lambda *given: made.append(given))

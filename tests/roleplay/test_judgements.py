@@ -2,10 +2,10 @@ import json
 
 import pytest
 
+from nlhf.evaluation.metrics import compute
+from nlhf.evaluation.records import Record
 from nlhf.judge import Judgement
-from nlhf.metrics import compute
 from nlhf.pairs import Pair, Turn
-from nlhf.records import Record
 from nlhf.roleplay.judgements import (
     COMPARISON_FIELDS,
     PRINCIPLE_FIELDS,

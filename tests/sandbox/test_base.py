@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from nlhf.backends import make_generator
 from nlhf.critique.arguments import generated_arguments
 from nlhf.critique.scorers import ExactScorer
 from nlhf.evaluate import evaluate_judge
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
+from nlhf.generation.backends import make_generator
 from nlhf.judge import Judge
 from nlhf.models import ModelConfig
 from nlhf.sandbox.base import build_base, draw_example

@@ -3,7 +3,7 @@
 A document marks a table with ``<!-- table: FILE -->`` and ``<!-- end -->``, where FILE is the summary.json of a suite,
 the validation.json of critique scorers, or what a benchmark of benchmarks/ wrote.
 ``make tables`` rewrites them, and draws the curves of the suites that have some into docs/images;
-``python docs/tables.py --check`` fails when a document and its results differ, and ``--keep RUN FILE CPU_SECONDS``
+``python docs/tables.py --check`` fails when a document and its results differ, and ``--keep RUN FILE [CPU_SECONDS]``
 keeps the figures of an evaluation for a table.
 """
 
@@ -58,9 +58,10 @@ def render(file: str) -> str:
 def _evaluation(summary: dict[str, Any]) -> str:
     """The figures of one evaluation, those of its benchmark first."""
     made = summary["evaluation"]
+    processor = f"{made['cpu_seconds'] / 60:.0f} processor minutes, " if made["cpu_seconds"] else ""
     lines = [
         f"{made['model']}, format `{made['format']}`, mode {made['mode']}, {made['pairs']} pairs in both orders: "
-        f"{made['cpu_seconds'] / 60:.0f} processor minutes, {made['seconds'] / 60:.0f} by the clock.",
+        f"{processor}{made['seconds'] / 60:.0f} minutes by the clock.",
         "",
         "| Figure | 95 % interval | n |",
         "| --- | --- | --- |",
@@ -86,7 +87,7 @@ _KEPT = ("accuracy", "length_baseline", "position_consistency", "accuracy_slot_a
 _KEPT_OF_PROBABILITIES = ("accuracy_pair", "brier", "calibration_error")
 
 
-def keep(run: str, file: str, cpu_seconds: str) -> None:
+def keep(run: str, file: str, cpu_seconds: str | None = None) -> None:
     """Keep the figures of an evaluation beside its configuration, for a table."""
     found = load_run(run)
     data, judge = found.manifest["data"], found.manifest["judge"]
@@ -100,7 +101,7 @@ def keep(run: str, file: str, cpu_seconds: str) -> None:
             "mode": found.config["mode"],
             "pairs": len(found.pairs),
             "seconds": round(found.seconds, 1),
-            "cpu_seconds": float(cpu_seconds),
+            "cpu_seconds": cpu_seconds and float(cpu_seconds),
         },
         "scores": [vars(score) for score in found.evaluation.scores],
         "metrics": {n: vars(found.metrics[n]) for n in (*_KEPT, *_KEPT_OF_PROBABILITIES) if found.metrics[n].n},

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from nlhf.evaluation.metrics import Record
 from nlhf.evaluation.results import Evaluation, Run
 from nlhf.notebook import difference_table, figure_table, judgement_table, show_judgements, show_table
 from nlhf.pairs import HumanCritique, Pair, Turn
+from tests.report.outline import Outline
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -68,27 +68,6 @@ def make_run(text: str = "", name: str = "run", replies=REPLIES, scorer: bool = 
             )
     config = {"wrong_critique_threshold": 0.5, "resamples": 50, "seed": 0}
     return Run(Path("runs") / name, name, config, {}, {}, pairs, Evaluation.of(records, resamples=50))
-
-
-class Outline(HTMLParser):
-    """Names of tags and of attributes, and the text outside of style sheets."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.tags, self.attributes, self.text, self._style = set(), set(), "", False
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attrs)
-        self._style = tag == "style"
-
-    def handle_endtag(self, tag):
-        self._style = False
-
-    def handle_data(self, data):
-        self.text += "" if self._style else f"{data}\n"
 
 
 def names(table) -> list[tuple[str, str]]:

@@ -81,6 +81,21 @@ class SamplingConfig:
         if problems:
             raise UserError("; ".join(problems))
 
+    def drawn(self, samples: int) -> int:
+        """How many replies to a prompt have to be computed for so many samples: greedy ones are all the same.
+
+        Raises:
+            UserError: less than one sample.
+        """
+        if samples < 1:
+            raise UserError(f"samples must be at least 1, got {samples}")
+        return samples if self.temperature > 0 else 1
+
+
+def repeated(replies: Sequence[Reply], samples: int) -> list[Reply]:
+    """The samples of one prompt from the replies that were computed, see `SamplingConfig.drawn`."""
+    return [replies[k % len(replies)] for k in range(samples)]
+
 
 class TransformersGenerator:
     """Replies of a transformers causal language model on its own device.
@@ -120,10 +135,8 @@ class TransformersGenerator:
         Raises:
             UserError: prompts that are too long are counted and refused; they are never cut.
         """
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
+        drawn = self.config.drawn(samples)
         prompt_ids = self.encode(prompts)
-        drawn = samples if self.config.temperature > 0 else 1  # greedy replies to one prompt are all the same
         # Longest first: neighbours need little padding, and a batch that does not fit into memory fails at once.
         rows = sorted(
             ((i, k) for i in range(len(prompts)) for k in range(drawn)),
@@ -139,7 +152,7 @@ class TransformersGenerator:
                 done = sum(k == drawn - 1 for _, k in batch)  # a prompt's last sample is computed last
                 if progress and done:
                     progress(done)
-        return [[group[k % drawn] for k in range(samples)] for group in replies]
+        return [repeated([group[k] for k in range(drawn)], samples) for group in replies]
 
     def encode(self, prompts: Sequence[list[Message]]) -> list[list[int]]:
         """The ids of each prompt.

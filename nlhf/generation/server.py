@@ -13,7 +13,7 @@ from typing import Any
 
 from nlhf.errors import UserError
 from nlhf.formats.base import Message
-from nlhf.generation import SamplingConfig
+from nlhf.generation import SamplingConfig, repeated
 from nlhf.generation.backends import GenerationFailed
 from nlhf.generation.server_config import ServerConfig
 from nlhf.generation.servers import ChatServer, Completion, Failure, MalformedReplyError, Question, Usage, encodable
@@ -79,14 +79,12 @@ class ServerGenerator:
             GenerationFailed: some replies did not come, after all repetitions; it holds those that did.
             UserError: ``samples`` is less than 1.
         """
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        drawn = samples if self.config.temperature > 0 else 1  # greedy replies to one prompt are all the same
+        drawn = self.config.drawn(samples)
         questions = [Question(self._body(messages, k), _reply) for messages, k in product(prompts, range(drawn))]
         answers = self._server.ask(questions, _whole_groups(drawn, progress))
-        groups = _groups(answers, drawn)
-        self._raise_failures(groups, samples)
-        return [[group[k % drawn] for k in range(samples)] for group in groups]
+        groups = [repeated(group, samples) for group in _groups(answers, drawn)]
+        self._raise_failures(groups)
+        return groups
 
     def choice_log_probs(
         self,
@@ -120,7 +118,7 @@ class ServerGenerator:
                 f"{self._server.config.url} does not say how likely a given text is, as vLLM's server does "
                 f"(continue_final_message, prompt_logprobs){said}; use mode 'generate', or another backend"
             )
-        self._raise_failures(groups, 0)
+        self._raise_failures(groups, replies=False)
         return groups
 
     def _body(self, messages: Sequence[Message], sample: int) -> dict[str, Any]:
@@ -150,19 +148,16 @@ class ServerGenerator:
             "max_tokens": 1,
         }
 
-    def _raise_failures(self, groups: Sequence[Sequence[Any]], samples: int) -> None:
-        """Raise if any answer is a failure; ``samples`` 0: the answers are no replies."""
+    def _raise_failures(self, groups: Sequence[Sequence[Any]], replies: bool = True) -> None:
+        """Raise if any answer is a failure, with the answers that came if they are replies."""
         failed = {i: next((a for a in group if isinstance(a, Failure)), None) for i, group in enumerate(groups)}
         failed = {i: failure for i, failure in failed.items() if failure}
         if not failed:
             return
-        replies = [
-            [None if isinstance(group[k % len(group)], Failure) else group[k % len(group)] for k in range(samples)]
-            for group in groups
-        ]
+        came = [[None if isinstance(a, Failure) else a for a in group] if replies else [] for group in groups]
         raise GenerationFailed(
             f"{self._server.config.url}, model {self.model!r}",
-            replies,
+            came,
             {i: failure.reason for i, failure in failed.items()},
             lost=any(failure.lost for failure in failed.values()),
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nlhf.errors import UserError
 from nlhf.formats.base import Message
-from nlhf.generation import SamplingConfig, TransformersGenerator
+from nlhf.generation import SamplingConfig, TransformersGenerator, repeated
 from nlhf.generation.probability import Branches
 from nlhf.generation.server import reply_seed
 from nlhf.judge import Reply
@@ -80,9 +80,7 @@ class VLLMGenerator(TransformersGenerator):
         """See `nlhf.judge.Generator`; one request for all samples of a prompt, which is read once."""
         from vllm import SamplingParams
 
-        if samples < 1:
-            raise UserError(f"samples must be at least 1, got {samples}")
-        drawn = samples if self.config.temperature > 0 else 1  # greedy replies to one prompt are all the same
+        drawn = self.config.drawn(samples)
         parameters = [
             SamplingParams(
                 n=drawn,  # vLLM gives sample k the seed plus k
@@ -98,7 +96,7 @@ class VLLMGenerator(TransformersGenerator):
         if progress and prompts:
             progress(len(prompts))
         groups = [[self._reply(completion) for completion in output.outputs] for output in outputs]
-        return [[group[k % drawn] for k in range(samples)] for group in groups]
+        return [repeated(group, samples) for group in groups]
 
     def choice_log_probs(
         self,

@@ -55,7 +55,7 @@ def build_base(
     progress = trange(steps, desc="base judge", mininterval=5.0)
     for step in progress:
         decisive_rate = 0.3 if step >= steps - decisive_steps else 0.0
-        batch = _collate(tokenizer, [draw_example(rng, decisive_rate) for _ in range(batch_size)])
+        batch = collate(tokenizer, [draw_example(rng, decisive_rate) for _ in range(batch_size)])
         loss = model(**batch).loss
         loss.backward()
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -110,7 +110,8 @@ def _at_b(text: str) -> str:
     return " ".join(f"{word}@B" for word in text.split())
 
 
-def _collate(tokenizer, examples):
+def collate(tokenizer, examples):
+    """A padded batch of prompts and replies, with loss on the replies alone."""
     import torch
 
     rows = []

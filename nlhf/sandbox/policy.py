@@ -8,7 +8,7 @@ of them. What is good for a task is left to reinforcement by a judge.
 import random
 from pathlib import Path
 
-from nlhf.sandbox.base import _collate
+from nlhf.sandbox.base import collate
 from nlhf.sandbox.world import draw_case, response_text
 
 
@@ -32,7 +32,7 @@ def build_policy(out: str = "sandbox_policy", steps: int = 300, batch_size: int 
     model, tokenizer = load_model(config, device="cpu").train(), load_tokenizer(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
     for step in (progress := trange(steps, desc="writer", mininterval=5.0)):
-        loss = model(**_collate(tokenizer, [draw_example(rng) for _ in range(batch_size)])).loss
+        loss = model(**collate(tokenizer, [draw_example(rng) for _ in range(batch_size)])).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

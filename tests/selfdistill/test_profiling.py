@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from nlhf.verdict import Verdict
 from selfdistill.__main__ import main
 from selfdistill.judged import Judged, read_judged, summarize
 from selfdistill.views import divergence_figure, places_figure, show_tokens, tokens_page, word_rows, words_csv
+from tests.report.outline import Outline
 
 ROOT = Path(__file__).resolve().parents[2]
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'></div><b>&amp;</b> {{ 7 * 7 }} $x$ שלום 你好"
@@ -149,27 +149,6 @@ def test_numbers_need_nothing_heavy():
 
 
 # --- the page
-
-
-class Outline(HTMLParser):
-    """Names of tags and of attributes, and the text outside of style sheets."""
-
-    def __init__(self, html: str):
-        super().__init__()
-        self.tags, self.attributes, self.text, self._style = set(), set(), "", False
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes.update(name for name, _ in attrs)
-        self._style = tag == "style"
-
-    def handle_endtag(self, tag):
-        self._style = False
-
-    def handle_data(self, data):
-        self.text += "" if self._style else data
 
 
 @pytest.mark.parametrize(

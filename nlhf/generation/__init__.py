@@ -160,9 +160,9 @@ class TransformersGenerator:
         Raises:
             UserError: prompts that are too long are counted and refused; they are never cut.
         """
-        prompt_ids = self._render(prompts)
+        prompt_ids = self.render(prompts)
         lengths = [len(ids) for ids in prompt_ids]
-        window, new = self._window(), self.config.max_new_tokens
+        window, new = self.window(), self.config.max_new_tokens
         if self.config.max_prompt_tokens is not None:
             _check_lengths(lengths, self.config.max_prompt_tokens, "sampling.max_prompt_tokens")
         if window is not None:
@@ -188,20 +188,21 @@ class TransformersGenerator:
         """
         items = [
             Branches.of(self.tokenizer, ids, self._out_of_thinking(ids, prefix) + prefix, continuations)
-            for ids, prefix in zip(self._render(prompts), prefixes, strict=True)
+            for ids, prefix in zip(self.render(prompts), prefixes, strict=True)
         ]
         lengths = [len(item.trunk) + max(map(len, item.branches)) for item in items]
         if self.config.max_prompt_tokens is not None:
             _check_lengths(lengths, self.config.max_prompt_tokens, "sampling.max_prompt_tokens")
-        if (window := self._window()) is not None:
+        if (window := self.window()) is not None:
             _check_lengths(lengths, window, "the model's context")
         with inference(self.model):
             return branch_log_probs(self.model, items, self.pad_id, self.config.batch_size, progress)
 
-    def _render(self, prompts: Sequence[list[Message]]) -> list[list[int]]:
+    def render(self, prompts: Sequence[list[Message]]) -> list[list[int]]:
+        """The ids of each prompt, however long."""
         return [render_chat(self.tokenizer, m, **self.config.chat_template_kwargs) for m in prompts]
 
-    def _window(self) -> int | None:
+    def window(self) -> int | None:
         """The longest text that the model reads, in tokens, where its configuration says it."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
@@ -236,9 +237,9 @@ class TransformersGenerator:
                     use_cache=True,
                     disable_compile=True,
                 ),
-                logits_processor=self._processors(prompt_ids, rows, width),
+                logits_processor=self.processors(prompt_ids, rows, width),
             )
-            replies = [self._reply(tokens) for tokens in ids[:, width:].tolist()]
+            replies = [self.reply(tokens) for tokens in ids[:, width:].tolist()]
             last = start + steps == self.config.max_new_tokens
             yield from ((row, reply) for row, reply in zip(rows, replies, strict=True) if last or not reply.truncated)
             going = [n for n, reply in enumerate(replies) if reply.truncated]
@@ -271,9 +272,10 @@ class TransformersGenerator:
             cache.batch_select_indices(repeats)
         return ids, mask, cache
 
-    def _processors(
+    def processors(
         self, prompt_ids: list[list[int]], rows: Sequence[tuple[int, int]], width: int
     ) -> "LogitsProcessorList":
+        """What draws the next tokens of these rows (prompt, sample), whose prompts end at column ``width``."""
         from transformers import (
             LogitsProcessorList,
             TemperatureLogitsWarper,
@@ -292,7 +294,8 @@ class TransformersGenerator:
         processors.append(GumbelNoise([_stream(config.seed, prompt_ids[i], k) for i, k in rows], width))
         return processors
 
-    def _reply(self, tokens: list[int]) -> Reply:
+    def reply(self, tokens: list[int]) -> Reply:
+        """The reply that these new tokens are, up to the one that ends the turn."""
         end = next((n for n, token in enumerate(tokens) if token in self.stop_ids), None)
         text = self.tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         if end is None:

@@ -57,13 +57,13 @@ class ServerGenerator:
                 "sampling.max_prompt_tokens needs the model's tokenizer, which a server keeps to itself; set the limit "
                 "at the server"
             )
-        self._server = ChatServer(server or ServerConfig(), "a server as backend")
+        self.server = ChatServer(server or ServerConfig(), "a server as backend")
         self._extra = dict(extra_body or {})
 
     @property
     def usage(self) -> Usage:
         """Requests, repetitions, failures and tokens so far."""
-        return self._server.usage
+        return self.server.usage
 
     def generate(
         self,
@@ -80,8 +80,8 @@ class ServerGenerator:
             UserError: ``samples`` is less than 1.
         """
         drawn = self.config.drawn(samples)
-        questions = [Question(self._body(messages, k), _reply) for messages, k in product(prompts, range(drawn))]
-        answers = self._server.ask(questions, _whole_groups(drawn, progress))
+        questions = [Question(self.body(messages, k), _reply) for messages, k in product(prompts, range(drawn))]
+        answers = self.server.ask(questions, _whole_groups(drawn, progress))
         groups = [repeated(group, samples) for group in _groups(answers, drawn)]
         self._raise_failures(groups)
         return groups
@@ -110,18 +110,19 @@ class ServerGenerator:
             for messages, prefix in zip(prompts, prefixes, strict=True)
             for text in continuations
         ]
-        answers = self._server.ask(questions, _whole_groups(len(continuations), progress))
+        answers = self.server.ask(questions, _whole_groups(len(continuations), progress))
         groups = _groups(answers, len(continuations))
         if any(answer is None for answer in answers) or _all_refused(answers):
             said = f": {answers[0].reason}" if isinstance(answers[0], Failure) else ""
             raise UserError(
-                f"{self._server.config.url} does not say how likely a given text is, as vLLM's server does "
+                f"{self.server.config.url} does not say how likely a given text is, as vLLM's server does "
                 f"(continue_final_message, prompt_logprobs){said}; use mode 'generate', or another backend"
             )
         self._raise_failures(groups, replies=False)
         return groups
 
-    def _body(self, messages: Sequence[Message], sample: int) -> dict[str, Any]:
+    def body(self, messages: Sequence[Message], sample: int) -> dict[str, Any]:
+        """What is sent to ask for one reply."""
         config = self.config
         body: dict[str, Any] = {
             "model": self.model,
@@ -139,7 +140,7 @@ class ServerGenerator:
         return {name: value for name, value in (body | self._extra).items() if value is not None}
 
     def _forced_body(self, messages: Sequence[Message], reply: str) -> dict[str, Any]:
-        body = self._body(messages, 0)
+        body = self.body(messages, 0)
         return body | {
             "messages": [*body["messages"], {"role": "assistant", "content": encodable(reply)}],
             "add_generation_prompt": False,
@@ -156,7 +157,7 @@ class ServerGenerator:
             return
         came = [[None if isinstance(a, Failure) else a for a in group] if replies else [] for group in groups]
         raise GenerationFailed(
-            f"{self._server.config.url}, model {self.model!r}",
+            f"{self.server.config.url}, model {self.model!r}",
             came,
             {i: failure.reason for i, failure in failed.items()},
             lost=any(failure.lost for failure in failed.values()),

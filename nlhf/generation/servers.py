@@ -139,7 +139,7 @@ class ChatServer:
         except ModuleNotFoundError:
             raise UserError(f"{who} needs the package openai: pip install 'nlhf[openai]'") from None
         try:
-            self._key = config.key()
+            self.key = config.key()
         except UserError as error:
             raise UserError(f"{who}: {error}") from None
         self.config, self.usage = config, Usage()
@@ -158,7 +158,7 @@ class ChatServer:
 
         state = _State(asyncio.Semaphore(self.config.concurrency))
         client = openai.AsyncOpenAI(
-            api_key=self._key or "none", base_url=self.config.url, timeout=self.config.timeout, max_retries=0
+            api_key=self.key or "none", base_url=self.config.url, timeout=self.config.timeout, max_retries=0
         )
 
         async def answer(position: int) -> T | Failure:
@@ -214,17 +214,18 @@ class ChatServer:
                 )
                 text = raw.text
         except openai.APIStatusError as error:
-            raise self._status_error(error) from None
+            raise self.status_error(error) from None
         except (openai.APITimeoutError, TimeoutError):
             raise _PassingError(f"no answer within {self.config.timeout:g} s") from None
         except openai.APIConnectionError as error:
-            raise _PassingError(self._hide(f"cannot reach {self.config.url} ({error.__cause__ or error})")) from None
+            raise _PassingError(self.hide(f"cannot reach {self.config.url} ({error.__cause__ or error})")) from None
         return self._completion(text)
 
-    def _status_error(self, error: Any) -> Exception:
+    def status_error(self, error: Any) -> Exception:
+        """What a refusal by the server means: worth another attempt or not."""
         body = error.body if isinstance(error.body, dict) else {}
         said = body.get("message") or body.get("detail") or error.message
-        status, message = error.status_code, self._hide(" ".join(str(said).split())[:300])
+        status, message = error.status_code, self.hide(" ".join(str(said).split())[:300])
         problem = f"HTTP {status}: {message}"
         if status in _REFUSING_STATUS or body.get("code") == "insufficient_quota":
             return _UselessError(problem, refused=True)
@@ -244,7 +245,7 @@ class ChatServer:
             reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             self._count(None)
-            raise MalformedReplyError(f"not a chat completion: {self._hide(text[:80])!r}") from None
+            raise MalformedReplyError(f"not a chat completion: {self.hide(text[:80])!r}") from None
         tokens = self._count(body.get("usage"))
         if not isinstance(content, str) or not isinstance(reasoning, str):
             raise MalformedReplyError("its content is not a text")
@@ -261,9 +262,9 @@ class ChatServer:
         self.usage.completion_tokens += written or 0
         return written
 
-    def _hide(self, text: str) -> str:
+    def hide(self, text: str) -> str:
         """A server's words without the key, which some repeat in their error messages."""
-        return text.replace(self._key, "***") if self._key else text
+        return text.replace(self.key, "***") if self.key else text
 
 
 @dataclass

@@ -130,7 +130,8 @@ class VLLMGenerator(TransformersGenerator):
         prompts = [{"prompt_token_ids": ids} for ids in prompt_ids]
         return self.llm.generate(prompts, sampling_params=parameters, use_tqdm=False)
 
-    def _window(self) -> int | None:
+    def window(self) -> int | None:
+        """The longest text that the engine reads, in tokens."""
         return self.llm.llm_engine.model_config.max_model_len
 
     def _reply(self, completion: Any) -> Reply:

@@ -20,6 +20,7 @@ from metarm.rollouts import Example, Rollouts, require_labelled
 from metarm.train import JudgeSettings, draw_in_folder
 from nlhf.config import ClassSpec, Presentation
 from nlhf.errors import UserError
+from nlhf.evaluation.intervals import check_resamples
 from nlhf.files import write_json, write_jsonl, write_text
 from nlhf.judge import Judge
 from nlhf.logs import setup_logging
@@ -102,6 +103,7 @@ def evaluate(
     """
     config = dict(locals())
     setup_logging()
+    check_resamples(resamples)
     check_run(out, config, resume)
     if judge.backend.kind != "transformers":
         raise UserError(

@@ -20,12 +20,12 @@ from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
 from nlhf.evaluation.figures import WRONG_CRITIQUE_THRESHOLD, definitions
-from nlhf.evaluation.intervals import RESAMPLES
+from nlhf.evaluation.intervals import RESAMPLES, check_resamples
 from nlhf.evaluation.metrics import TRUNCATION_LIMIT, Metric
 from nlhf.evaluation.probe import probe_pairs
 from nlhf.evaluation.records import Record
 from nlhf.evaluation.results import Evaluation, Run, derive, further_figures, load_run, read_records
-from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl
+from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl, write_text
 from nlhf.formats import FORMATS, JudgeFormat, get_format
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig, TransformersGenerator
@@ -44,6 +44,7 @@ from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.presets import with_preset
 from nlhf.report import write_report
+from nlhf.roleplay.principles import PRINCIPLES_FILE, Library
 from nlhf.runs import check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.rewardbench2 import RATED
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 _DEFAULT_SAMPLING = SamplingConfig()
 _DEFAULT_BACKEND = BackendConfig()
 _MAY_DIFFER = ("out", "resume", "ledger", "sampling.batch_size", *PATIENCE)  # none of them changes a figure
+MOST_SAMPLES = 10_000  # of one prompt
 _FORCED_TOKENS = 32  # room for a verdict that is forced
 ORDERS_BY_NAME: dict[str, tuple[Order, ...]] = {"both": ORDERS, "AB": ("AB",), "BA": ("BA",)}
 
@@ -181,6 +183,7 @@ def evaluate(
     format: str | None = None,
     prompt_file: str | None = None,
     compat: bool = False,
+    principles: str | None = None,
     mode: Mode = "generate",
     sampling: SamplingConfig = _DEFAULT_SAMPLING,
     backend: BackendConfig = _DEFAULT_BACKEND,
@@ -200,7 +203,8 @@ def evaluate(
 
     Writes to ``out``: config.yaml, environment.json, manifest.json (data and model), pairs.jsonl, judgements.jsonl (one
     line a judgement; all figures derive from it), timing.jsonl, metrics.json, report.md and report.html; with a probe
-    also probe.jsonl, with a server usage.jsonl (requests, failures, tokens and cost).
+    also probe.jsonl, with a server usage.jsonl (requests, failures, tokens and cost), in a format of HER-RM
+    principles.yaml.
 
     Args:
         model: The judge's model.
@@ -211,6 +215,7 @@ def evaluate(
         format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
+        principles: YAML file of principles in the place of the built-in ones; for formats her_rm and her_rm_teacher.
         mode: generate reads the verdict from a reply; probability compares the probabilities of the verdicts, without a
             critique; critique_probability does so after a critique that the judge writes first.
         sampling: How replies are drawn.
@@ -240,7 +245,7 @@ def evaluate(
     check_run(out, config, resume, _MAY_DIFFER)
     if ledger:
         check_appendable(ledger)
-    judge_format = get_format(format, prompt_file, compat)
+    judge_format = get_format(format, prompt_file, compat, principles)
     shown = ORDERS_BY_NAME[orders]
     check_mode(mode, samples, judge_format, orders=shown)
     drops: Counter = Counter()
@@ -258,7 +263,7 @@ def evaluate(
 
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "metrics.json").is_file()
-    _keep_inputs(folder, manifest, pairs)
+    _keep_inputs(folder, manifest, pairs, judge_format.principles)
     size = chunk_size(sampling, backend)
     try:
         path = folder / "judgements.jsonl"
@@ -343,10 +348,9 @@ def _check(samples: int, threshold: float, resamples: int, sampling: SamplingCon
     problems = sampling_problems(samples, sampling)
     if not 0 < threshold <= 1:
         problems.append(f"wrong_critique_threshold must lie in (0, 1], got {threshold}")
-    if resamples < 0:
-        problems.append(f"resamples must not be negative, got {resamples}")
     if problems:
         raise UserError("; ".join(problems))
+    check_resamples(resamples)
 
 
 def _check_rated(pairs: Sequence[Pair], judge_format: JudgeFormat) -> None:
@@ -360,8 +364,8 @@ def _check_rated(pairs: Sequence[Pair], judge_format: JudgeFormat) -> None:
 
 def sampling_problems(samples: int, sampling: SamplingConfig) -> list[str]:
     """Why so many replies to each prompt make no sense with these settings; empty when they do."""
-    if samples < 1:
-        return [f"samples must be at least 1, got {samples}"]
+    if not 1 <= samples <= MOST_SAMPLES:
+        return [f"samples must lie between 1 and {MOST_SAMPLES:,}, got {samples}"]
     if samples > 1 and not sampling.temperature:
         return [
             f"samples is {samples} but sampling.temperature is 0, which would repeat one reply; raise the "
@@ -380,6 +384,7 @@ def _manifest(
 ) -> dict[str, Any]:
     from nlhf.manifest import build_manifest
 
+    principles = judge_format.principles
     return {
         "data": build_manifest(data, pairs, drops).to_dict(),
         "model_hash": weights_hash(model, backend),
@@ -389,6 +394,7 @@ def _manifest(
             "prompt_hash": judge_format.prompt_hash,
             "ties": judge_format.ties,
             "compat": judge_format.compat,
+            **({"principles": {"version": principles.version, "hash": principles.hash}} if principles else {}),
         },
     }
 
@@ -405,7 +411,7 @@ def chunk_size(sampling: SamplingConfig, backend: BackendConfig) -> int:
     return 4 * max(sampling.batch_size, backend.concurrency if backend.kind == "openai" else 0)
 
 
-def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair]) -> None:
+def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair], principles: Library | None) -> None:
     """Write what is judged and by what; on resuming, make sure that it is still the same."""
     path = folder / "manifest.json"
     if path.is_file():
@@ -417,6 +423,8 @@ def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair]) 
                 f"{folder} cannot be resumed: {' and '.join(changed)} changed since it began; choose another folder"
             )
     write_jsonl(folder / "pairs.jsonl", (p.to_dict() for p in pairs))
+    if principles:
+        write_text(folder / PRINCIPLES_FILE, principles.yaml)
     write_json(path, manifest)
 
 

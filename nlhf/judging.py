@@ -109,6 +109,7 @@ def load_judge(
     format: str | None = None,
     prompt_file: str | None = None,
     compat: bool = False,
+    principles: str | None = None,
     mode: Mode = "generate",
     sampling: SamplingConfig | None = None,
     orders: Literal["both", "AB", "BA"] = "both",
@@ -132,7 +133,7 @@ def load_judge(
     backend = backend or BackendConfig()
     if problems := sampling_problems(samples, sampling):
         raise UserError("; ".join(problems))
-    judge_format = get_format(format, prompt_file, compat)
+    judge_format = get_format(format, prompt_file, compat, principles)
     check_mode(mode, samples, judge_format, orders=ORDERS_BY_NAME[orders])
     model = ModelConfig(model) if isinstance(model, str) else model
     judge = Judge(judge_format, make_generator(model, sampling, backend))
@@ -153,6 +154,7 @@ def judge(
     format: str | None = None,
     prompt_file: str | None = None,
     compat: bool = False,
+    principles: str | None = None,
     mode: Mode = "generate",
     sampling: SamplingConfig = _DEFAULT_SAMPLING,
     orders: Literal["both", "AB", "BA"] = "both",
@@ -179,6 +181,7 @@ def judge(
         format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
+        principles: YAML file of principles in the place of the built-in ones; for formats her_rm and her_rm_teacher.
         mode: generate reads the verdict from a reply; probability compares the probabilities of the verdicts, without a
             critique; critique_probability does so after a critique that the judge writes first.
         sampling: How replies are drawn.
@@ -322,7 +325,8 @@ def _fingerprint(settings: Mapping[str, Any]) -> str:
     for name in PATIENCE:
         found["backend"].pop(name.removeprefix("backend."))
     found["weights"] = weights_hash(settings["model"], settings["backend"])
-    found["prompt_hash"] = get_format(settings["format"], settings["prompt_file"], settings["compat"]).prompt_hash
+    judge_format = get_format(*(settings[name] for name in ("format", "prompt_file", "compat", "principles")))
+    found["prompt_hash"] = judge_format.prompt_hash
     return hashlib.sha256(to_json(found, sort_keys=True).encode()).hexdigest()[:12]
 
 

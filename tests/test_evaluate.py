@@ -189,7 +189,7 @@ def test_a_mistake_leaves_no_folder_behind(setup, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"samples": 0}, "samples must lie between 1 and 10,000"),
         ({"samples": 2}, r"samples is 2 but sampling\.temperature is 0"),
         ({"wrong_critique_threshold": 0.0}, "wrong_critique_threshold"),
         ({"resamples": -1}, "resamples"),

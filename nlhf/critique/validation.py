@@ -16,6 +16,7 @@ from nlhf.config import ClassSpec
 from nlhf.critique.benchmarks import Benchmark, Comparison, standard_benchmarks
 from nlhf.critique.scorers import CritiqueScorer, SimilarityScorer
 from nlhf.errors import UserError
+from nlhf.evaluation.intervals import check_resamples
 from nlhf.files import write_json, write_text
 from nlhf.pairs import HumanCritique, Pair, Turn
 
@@ -117,8 +118,7 @@ def validate(
     Raises:
         UserError: a data set is missing or malformed, or a scorer cannot be built.
     """
-    if resamples < 100:
-        raise UserError(f"--resamples must be at least 100, got {resamples}")
+    check_resamples(resamples, least=100)
     specs = scorers or default_scorers()
     benchmarks = standard_benchmarks(data, limit, seed=seed)
     built = {name: spec.build() for name, spec in specs.items()}

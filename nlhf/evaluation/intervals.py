@@ -8,11 +8,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nlhf.errors import UserError
+
 RESAMPLES = 2000
+MOST_RESAMPLES = 100_000  # the ends of an interval no longer move, and everything drawn is held in memory
 _CHUNK = 2_000_000  # resampling weights held at once
 
 Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Values of figures from sums and counts, float [..., n_columns] each, as float [..., n_figures]; NaN for 0 / 0."""
+
+
+def check_resamples(resamples: int, least: int = 0) -> None:
+    """Refuse a number of resamples that gives no interval, or never ends.
+
+    Raises:
+        UserError: it does not lie between ``least`` and `MOST_RESAMPLES`.
+    """
+    if not least <= resamples <= MOST_RESAMPLES:
+        raise UserError(f"resamples must lie between {least} and {MOST_RESAMPLES:,}, got {resamples}")
 
 
 def resample(

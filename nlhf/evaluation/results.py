@@ -20,7 +20,8 @@ from nlhf.files import check_fields, read_json, read_jsonl
 from nlhf.judge import VoteRule
 from nlhf.ledger import format_metric
 from nlhf.pairs import Pair
-from nlhf.roleplay.judgements import PRINCIPLE_FIGURES, principle_figures
+from nlhf.roleplay.judgements import principle_definitions, principle_figures
+from nlhf.roleplay.principles import run_principles
 from nlhf.runs import check_seed, read_config
 
 # What figures and reports read of a run's configuration and of its manifest, by dotted key.
@@ -281,8 +282,10 @@ def further_figures(run: Run) -> list[FurtherFigure]:
         found.append(FurtherFigure(f"Probe: {kind}", meaning, format_metric(metrics["accuracy"])))
     if str(run.config.get("format")).startswith("her_rm"):
         options = {name: run.config[name] for name in ("resamples", "seed")}
-        for name, metric in principle_figures(evaluation.records, **options).items():
-            definition = PRINCIPLE_FIGURES[name]
+        principles = run_principles(run.folder)
+        definitions = principle_definitions(principles)
+        for name, metric in principle_figures(evaluation.records, principles, **options).items():
+            definition = definitions[name]
             found.append(FurtherFigure(definition.title, definition.meaning, format_metric(metric, definition.rate)))
     if run.seconds:
         text = f"{run.seconds:.1f} s, {run.seconds / len(run.pairs):.3g} s a pair"

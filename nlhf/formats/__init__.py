@@ -38,16 +38,20 @@ FORMATS = {
 __all__ = ["FORMATS", "JudgeFormat", "get_format"]
 
 
-def get_format(name: str, prompt_file: str | None = None, compat: bool = False) -> JudgeFormat:
+def get_format(
+    name: str, prompt_file: str | None = None, compat: bool = False, principles: str | None = None
+) -> JudgeFormat:
     """The format called ``name``.
 
     Args:
         name: A key of `FORMATS`.
         prompt_file: A Jinja template that replaces the format's own prompt (same variables).
         compat: Read replies as the upstream parser does, quirks included, to re-score published outputs.
+        principles: A YAML file of principles in the place of ours, for the formats of HER-RM.
     """
     if name not in FORMATS:
         raise UserError(f"unknown judge format {name!r}; known: {', '.join(sorted(FORMATS))}.{nearest(name, FORMATS)}")
     module, _, cls = FORMATS[name].partition(":")
     judge_format = getattr(import_module(module), cls)
-    return judge_format(prompt_file=Path(prompt_file) if prompt_file else None, compat=compat)
+    files = {"prompt_file": prompt_file, "principles": principles}
+    return judge_format(compat=compat, **{key: Path(file) if file else None for key, file in files.items()})

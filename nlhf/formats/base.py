@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import jinja2
 import jinja2.sandbox
@@ -18,6 +19,9 @@ from nlhf.critique.arguments import critique_lines
 from nlhf.errors import UserError
 from nlhf.pairs import HumanCritique, Label, Pair, Turn
 from nlhf.verdict import BRACKETS, Verdict, label_tokens, last_declaration, single_label, strip_thinking
+
+if TYPE_CHECKING:
+    from nlhf.roleplay.principles import Library
 
 Message = dict[str, str]
 
@@ -86,10 +90,11 @@ class JudgeFormat:
     pointwise: bool = False
     bare_question: bool = False
 
-    def __init__(self, prompt_file: Path | None = None, compat: bool = False):
+    def __init__(self, prompt_file: Path | None = None, compat: bool = False, principles: Path | None = None):
         if compat and not self.has_upstream_parser():
             raise UserError(f"format {self.name!r} has no upstream parser of its own to follow: leave out compat")
         self.compat = compat
+        self.principles = self._read_principles(principles)
         path = prompt_file or Path(__file__).parent / "prompts" / self.template
         self.prompt_text = _read_prompt(path) if prompt_file or self.template else ""
         try:
@@ -103,6 +108,12 @@ class JudgeFormat:
     def has_upstream_parser(cls) -> bool:
         """Whether ``compat`` is possible: the format's upstream parser reads some replies in another way than we do."""
         return cls._parse_upstream is not JudgeFormat._parse_upstream
+
+    def _read_principles(self, path: Path | None) -> "Library | None":
+        """The principles that replies are held against; None for a format that has none."""
+        if path is not None:
+            raise UserError(f"format {self.name!r} judges by no list of principles: leave out principles")
+        return None
 
     @property
     def prompt_hash(self) -> str:

@@ -7,6 +7,7 @@ rewritten for Jinja.
 import hashlib
 import json
 import re
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from nlhf.errors import UserError
 from nlhf.formats.base import JudgeFormat
 from nlhf.formats.json_replies import json_objects, last_field, repair
 from nlhf.pairs import HumanCritique, Label, Pair, Turn, swap_references
-from nlhf.roleplay.principles import library
+from nlhf.roleplay.principles import Library, library, load_principles
 from nlhf.roleplay.turns import PLAN, scrub
 from nlhf.verdict import Verdict, half_width, strip_thinking
 
@@ -41,6 +42,9 @@ class HERRMFormat(JudgeFormat):
     written = MappingProxyType({"A": "cand_1", "B": "cand_2", "tie": "tie"})
     opening = '{"result": [{'
     ties = True
+
+    def _read_principles(self, path: Path | None) -> Library:
+        return load_principles(path) if path else library()
 
     def variables(self, pair: Pair) -> dict[str, object]:
         """The judge sees what a character thinks, and never the plan of the model behind it."""
@@ -141,7 +145,7 @@ class HERRMFormat(JudgeFormat):
 class HERTeacherFormat(HERRMFormat):
     """HER-RM's contract under a prompt of ours that gives the principles: what a teacher labels pairs with.
 
-    The template's further variable ``principles`` is our library, see `nlhf.roleplay.principles`.
+    The template's further variable ``principles`` is our library or the user's, see `nlhf.roleplay.principles`.
     """
 
     name = "her_rm_teacher"
@@ -150,11 +154,11 @@ class HERTeacherFormat(HERRMFormat):
     @property
     def prompt_hash(self) -> str:
         """Of the prompt template with the principles that it is filled with."""
-        return hashlib.sha256(f"{self.prompt_text}\n{library().text}".encode()).hexdigest()[:12]
+        return hashlib.sha256(f"{self.prompt_text}\n{self.principles.text}".encode()).hexdigest()[:12]
 
     def variables(self, pair: Pair) -> dict[str, object]:
         """See `HERRMFormat.variables`."""
-        return super().variables(pair) | {"principles": library().text}
+        return super().variables(pair) | {"principles": self.principles.text}
 
 
 def without_plan(text: str) -> str:

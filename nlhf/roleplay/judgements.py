@@ -189,10 +189,61 @@ def _compared(record: Record) -> Case | None:
     return case if case and case.winners else None
 
 
-def _is(record: Record, kind: Entailment) -> float | None:
-    case = _compared(record)
-    found = entailment(case) if case else None
-    return None if found is None else float(found == kind)
+def principle_definitions(principles: Library | None = None) -> dict[str, Definition]:
+    """Figures of HER-RM's replies, each as those of `nlhf.evaluation.figures.definitions`.
+
+    Args:
+        principles: What the winners are held against; the built-in library by default.
+    """
+    principles = principles or library()
+
+    def entailed(record: Record, kind: Entailment) -> float | None:
+        case = _compared(record)
+        found = entailment(case, principles) if case else None
+        return None if found is None else float(found == kind)
+
+    def known(record: Record) -> float | None:
+        case = _compared(record)
+        names = [c.principle for c in case.comparisons] if case else []
+        return sum(principles.find(name) is not None for name in names) / len(names) if names else None
+
+    return {
+        "principles_read": Definition(
+            "Principles read",
+            "replies whose winners by principle can be read, among all judgements",
+            lambda r, _: float(_compared(r) is not None),
+            +1,
+        ),
+        "principles_compared": Definition(
+            "Principles compared",
+            "mean number of principles that a reply compares by, where they can be read",
+            lambda r, _: float(len(case.comparisons)) if (case := _compared(r)) else None,
+            rate=False,
+        ),
+        "principles_known": Definition(
+            "Principles of the library",
+            "share of a reply's principles that the library has by name, mean",
+            lambda r, _: known(r),
+        ),
+        "mixed_selection_rate": Definition(
+            "Mixed selection",
+            "replies whose principles name both responses as winners, among those with two winners or more (ties "
+            "included)",
+            lambda r, _: _mixed(r),
+        ),
+        "entailed_rate": Definition(
+            "Verdict entailed",
+            "verdicts that the winners by principle entail, among those with a verdict and winners",
+            lambda r, _: entailed(r, "entailed"),
+            +1,
+        ),
+        "contradicted_rate": Definition(
+            "Verdict contradicted",
+            "verdicts that no principle speaks for, or against which a negative principle decides, among the same",
+            lambda r, _: entailed(r, "contradicted"),
+            -1,
+        ),
+    }
 
 
 def _mixed(record: Record) -> float | None:
@@ -201,51 +252,8 @@ def _mixed(record: Record) -> float | None:
     return None if mixed is None else float(mixed)
 
 
-def _known(record: Record) -> float | None:
-    case = _compared(record)
-    names = [c.principle for c in case.comparisons] if case else []
-    return sum(library().find(name) is not None for name in names) / len(names) if names else None
-
-
-PRINCIPLE_FIGURES = {
-    "principles_read": Definition(
-        "Principles read",
-        "replies whose winners by principle can be read, among all judgements",
-        lambda r, _: float(_compared(r) is not None),
-        +1,
-    ),
-    "principles_compared": Definition(
-        "Principles compared",
-        "mean number of principles that a reply compares by, where they can be read",
-        lambda r, _: float(len(case.comparisons)) if (case := _compared(r)) else None,
-        rate=False,
-    ),
-    "principles_known": Definition(
-        "Principles of the library",
-        "share of a reply's principles that our library has by name, mean",
-        lambda r, _: _known(r),
-    ),
-    "mixed_selection_rate": Definition(
-        "Mixed selection",
-        "replies whose principles name both responses as winners, among those with two winners or more (ties included)",
-        lambda r, _: _mixed(r),
-    ),
-    "entailed_rate": Definition(
-        "Verdict entailed",
-        "verdicts that the winners by principle entail, among those with a verdict and winners",
-        lambda r, _: _is(r, "entailed"),
-        +1,
-    ),
-    "contradicted_rate": Definition(
-        "Verdict contradicted",
-        "verdicts that no principle speaks for, or against which a negative principle decides, among the same",
-        lambda r, _: _is(r, "contradicted"),
-        -1,
-    ),
-}
-"""Figures of HER-RM's replies, each as those of `nlhf.evaluation.figures.definitions`."""
-
-
-def principle_figures(records: Sequence[Record], **options: Any) -> dict[str, Metric]:
-    """Every figure of `PRINCIPLE_FIGURES`, with counts and intervals; options as of `metrics.compute`."""
-    return compute(records, figures=PRINCIPLE_FIGURES, **options)
+def principle_figures(
+    records: Sequence[Record], principles: Library | None = None, **options: Any
+) -> dict[str, Metric]:
+    """Every figure of `principle_definitions`, with counts and intervals; options as of `metrics.compute`."""
+    return compute(records, figures=principle_definitions(principles), **options)

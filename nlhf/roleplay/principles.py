@@ -2,18 +2,22 @@
 
 Station of the path: Pair -> **JudgeFormat.render**, for a teacher that labels pairs; a judge learns to name principles
 itself. HER (arXiv 2601.21459) names twelve dimensions and has not released its principles; the principles here, in
-``nlhf/assets/roleplay/principles.yaml``, are ours and in our own words.
+``nlhf/assets/roleplay/principles.yaml``, are ours and in our own words. A file of the user's own takes their place.
 """
 
 import functools
+import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nlhf.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 DIMENSIONS = (
     "Character Development",
@@ -37,6 +41,9 @@ Level = Literal["sentence", "session"]
 """Judged by the response itself, or by the whole dialogue."""
 
 BUILT_IN = Path(__file__).parents[1] / "assets" / "roleplay" / "principles.yaml"
+
+PRINCIPLES_FILE = "principles.yaml"
+"""In the folder of an evaluation: the principles that its replies are held against."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,19 @@ class Library:
             f"- {p.dimension} / {p.name} ({p.polarity}, {p.level}): {p.definition}" for p in self.principles
         )
 
+    @property
+    def hash(self) -> str:
+        """SHA-256 of `text`, first 12 digits: what a run's manifest records."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:12]
+
+    @property
+    def yaml(self) -> str:
+        """The file that `load_principles` reads back equal."""
+        import yaml
+
+        rows = [asdict(p) for p in self.principles]
+        return yaml.safe_dump({"version": self.version, "principles": rows}, sort_keys=False, allow_unicode=True)
+
     def find(self, name: object) -> Principle | None:
         """The principle that a judge calls ``name``, whatever the case and the marks between words."""
         return self._by_name.get(_key(str(name)))
@@ -115,27 +135,23 @@ def load_principles(path: str | Path = BUILT_IN) -> Library:
     """Read and check a library.
 
     Raises:
-        UserError: the file or a principle is malformed, two principles share an id, or a dimension lacks a negative or
-            a positive principle; names the file and the principle.
+        UserError: the file or a principle is malformed, or two principles share an id; names the file and the
+            principle.
     """
     import yaml
 
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
     if not isinstance(found, Mapping) or set(found) != {"version", "principles"}:
         raise UserError(f"{path}: expected the fields version and principles")
-    if not isinstance(found["version"], str) or not isinstance(found["principles"], list):
-        raise UserError(f"{path}: version must be a text in quotes, and principles a list")
+    if not isinstance(found["version"], str) or not isinstance(found["principles"], list) or not found["principles"]:
+        raise UserError(f"{path}: version must be a text in quotes, and principles a list of at least one")
     principles = [_read(row, f"{path}, principle {i}") for i, row in enumerate(found["principles"], start=1)]
     repeated = [name for name, count in Counter(p.id for p in principles).items() if count > 1]
     if repeated:
         raise UserError(f"{path}: two principles have the id {repeated[0]!r}")
-    present = {(p.dimension, p.polarity) for p in principles}
-    missing = [f"{d} has no {p} principle" for d in DIMENSIONS for p in get_args(Polarity) if (d, p) not in present]
-    if missing:
-        raise UserError(f"{path}: {missing[0]}")
     return Library(found["version"], tuple(sorted(principles, key=lambda p: DIMENSIONS.index(p.dimension))))
 
 
@@ -154,3 +170,55 @@ def _read(row: Any, where: str) -> Principle:
 def library() -> Library:
     """The built-in principles."""
     return load_principles()
+
+
+def run_principles(folder: str | Path) -> Library:
+    """The principles that an evaluation kept in its folder; the built-in ones where it kept none."""
+    path = Path(folder) / PRINCIPLES_FILE
+    return load_principles(path) if path.is_file() else library()
+
+
+def show(principles: str | None = None) -> None:
+    """Check a file of principles and print it, with counts; without one, the built-in principles.
+
+    Args:
+        principles: YAML file with version and principles, each with id, dimension, polarity, level and definition.
+
+    Raises:
+        UserError: the file or a principle is malformed; names the file and the principle.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    found = load_principles(principles) if principles else library()
+    console = Console(highlight=False)
+    console.print(_listed(found.principles))
+    console.print(_counted(found.principles))
+    count = f"{len(found.principles)} principle{'s' * (len(found.principles) != 1)}"
+    text = f"{principles or 'built in'}: version {found.version}, hash {found.hash}, {count}"
+    console.print(Text(text), soft_wrap=True)
+
+
+def _listed(principles: Sequence[Principle]) -> "Table":
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("Dimension", "Principle", "Polarity", "Level", "Definition", box=None, pad_edge=False)
+    dimension = None
+    for p in principles:  # square brackets of a definition are no markup
+        shown = "" if p.dimension == dimension else p.dimension
+        table.add_row(*map(Text, (shown, p.id, p.polarity, p.level, p.definition)))
+        dimension = p.dimension
+    return table
+
+
+def _counted(principles: Sequence[Principle]) -> "Table":
+    from rich.table import Table
+
+    kinds = [*get_args(Polarity), *get_args(Level)]
+    table = Table("Dimension", *kinds, "all", box=None, pad_edge=False, title="Counts")
+    for name in (*DIMENSIONS, "all"):
+        chosen = [p for p in principles if name in (p.dimension, "all")]
+        counts = Counter(kind for p in chosen for kind in (p.polarity, p.level))
+        table.add_row(name, *(str(counts[kind]) for kind in kinds), str(len(chosen)))
+    return table

@@ -28,6 +28,7 @@ from nlhf.roleplay.judgements import (
     entailment,
     read_case,
 )
+from nlhf.roleplay.principles import Library, load_principles, run_principles
 from nlhf.sources import DataConfig, load_pairs
 
 
@@ -40,7 +41,7 @@ class TeacherReply:
     text: str
 
 
-def teach(data: DataConfig, judgements: str, out: str, overwrite: bool = False) -> None:
+def teach(data: DataConfig, judgements: str, out: str, principles: str | None = None, overwrite: bool = False) -> None:
     """Make pairs for a cold start of format her_rm from a teacher's judgements on them.
 
     A reply is kept when it is whole, its principles do not contradict its verdict, and the verdict is the data's label.
@@ -51,6 +52,8 @@ def teach(data: DataConfig, judgements: str, out: str, overwrite: bool = False) 
         judgements: Folder of an evaluation by nlhf evaluate, or its judgements.jsonl, or an output of nlhf judge; by a
             judge of format her_rm_teacher.
         out: File of pairs to write.
+        principles: YAML file of the principles that the teacher was given; by default those in the evaluation's folder,
+            else the built-in ones.
         overwrite: Replace the file if it exists.
 
     Raises:
@@ -60,6 +63,7 @@ def teach(data: DataConfig, judgements: str, out: str, overwrite: bool = False) 
         raise UserError(f"{out}: the file is JSON lines; name it .jsonl, so that it is read as such")
     if Path(out).exists() and not overwrite:
         raise UserError(f"{out} exists; choose another name or replace it with --overwrite true")
+    given = load_principles(principles) if principles else run_principles(judgements)
     pairs = load_pairs(data)
     replies = list(read_replies(judgements))
     foreign = sorted({r.pair_id for r in replies} - {p.id for p in pairs})
@@ -69,7 +73,7 @@ def teach(data: DataConfig, judgements: str, out: str, overwrite: bool = False) 
             "the teacher judged"
         )
     drops: Counter[str] = Counter()
-    taught = taught_pairs(pairs, replies, drops)
+    taught = taught_pairs(pairs, replies, drops, given)
     reasons = "".join(f"\nleft out: {reason}: {count}" for reason, count in sorted(drops.items()))
     if not taught:
         raise UserError(f"{judgements}: none of {len(replies)} replies can be learned from{reasons}")
@@ -103,13 +107,16 @@ def _reply(row: Any, pair_id: Any, where: str) -> TeacherReply:
     return TeacherReply(pair_id, row["order"], row["reply"])
 
 
-def taught_pairs(pairs: Sequence[Pair], replies: Sequence[TeacherReply], drops: Counter[str]) -> list[Pair]:
+def taught_pairs(
+    pairs: Sequence[Pair], replies: Sequence[TeacherReply], drops: Counter[str], principles: Library | None = None
+) -> list[Pair]:
     """The pairs that a teacher's replies teach, each with its results in ``meta`` under `JUDGEMENTS`.
 
     Args:
         pairs: What the teacher judged.
         replies: In both orders or in one; of several in one order the first that can be used counts.
         drops: Receives how many replies were left out, by reason.
+        principles: What the teacher was given; the built-in library by default.
 
     Returns:
         Pairs with the verdict as their label, in the order of ``pairs``.
@@ -119,7 +126,7 @@ def taught_pairs(pairs: Sequence[Pair], replies: Sequence[TeacherReply], drops: 
         by_pair.setdefault(reply.pair_id, []).append(reply)
     taught = []
     for pair in pairs:
-        found = _usable(pair, by_pair.get(pair.id, []), drops)
+        found = _usable(pair, by_pair.get(pair.id, []), drops, principles)
         labels = {label for label, _ in found.values()}
         if len(labels) > 1:
             drops["the orders of a pair without a label have different verdicts"] += len(found)
@@ -130,7 +137,7 @@ def taught_pairs(pairs: Sequence[Pair], replies: Sequence[TeacherReply], drops: 
 
 
 def _usable(
-    pair: Pair, replies: Sequence[TeacherReply], drops: Counter[str]
+    pair: Pair, replies: Sequence[TeacherReply], drops: Counter[str], principles: Library | None
 ) -> dict[Order, tuple[Label, dict[str, Any]]]:
     """Label in the data's order and whole result, by order."""
     found: dict[Order, tuple[Label, dict[str, Any]]] = {}
@@ -139,7 +146,7 @@ def _usable(
         label = None if case is None else case.verdict if reply.order == "AB" else other_label(case.verdict)
         if case is None or contract_problems(case):
             drops["the reply is not a whole result"] += 1
-        elif entailment(case) == "contradicted":
+        elif entailment(case, principles) == "contradicted":
             drops["the principles contradict the verdict"] += 1
         elif pair.label not in (None, label):
             drops["the verdict is not the pair's label"] += 1

@@ -128,7 +128,7 @@ def test_vllm_does_not_stream():
 def test_a_server_is_asked_as_the_generator_asks_it(serve):
     server = serve("Ada: Hello.")
     sampling = SamplingConfig(temperature=0.5, max_new_tokens=9, seed=4, top_k=3)
-    stream = at(server, sampling, extrabody={"top_p": None, "min_p": 0.1})
+    stream = at(server, sampling, extra_body={"top_p": None, "min_p": 0.1})
     reply, pieces = heard(stream, [{"role": "user", "content": "Hi <|im_end|>"}], sample=2)
     assert reply.text == "".join(pieces) == "Ada: Hello."
     assert len(pieces) == 4

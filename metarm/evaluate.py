@@ -8,6 +8,7 @@ baseline is given the best straight line through the very rewards that it is mea
 
 import dataclasses
 import logging
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -104,6 +105,9 @@ def evaluate(
     config = dict(locals())
     setup_logging()
     check_resamples(resamples)
+    for name, value in (("limit", limit), ("max_length", max_length), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} must be at least 1, got {value}")
     check_run(out, config, resume)
     if judge.backend.kind != "transformers":
         raise UserError(
@@ -162,7 +166,7 @@ def _take_weights(metarm: MetaRM, path: str) -> None:
     try:
         saved = torch.load(path, map_location=metarm.device, weights_only=True)["model"]
         metarm.model.load_state_dict(saved)
-    except (OSError, KeyError, RuntimeError) as error:
+    except (OSError, EOFError, KeyError, RuntimeError, TypeError, ValueError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"state: {path} does not hold the weights of an online MetaRM like this one ({reason})"

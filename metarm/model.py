@@ -20,7 +20,7 @@ from nlhf.errors import UserError
 from nlhf.files import read_json, write_json
 from nlhf.formats import get_format
 from nlhf.model_names import explained, resolve
-from nlhf.models import ModelConfig, load_config, load_tokenizer, pick_dtype, safe_messages
+from nlhf.models import ModelConfig, load_config, load_tokenizer, pick_dtype, safe_messages, words_known
 from nlhf.pairs import Pair
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ class MetaRM:
         """Put the parts together.
 
         Raises:
-            UserError: padding and end of turn are one token, so that the classifier would read the wrong token; or the
-                model does not have exactly one output.
+            UserError: padding and end of turn are one token, so that the classifier would read the wrong token; the
+                model does not have exactly one output; or nothing but the headings fits into ``max_length``.
         """
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             raise UserError(
@@ -115,6 +115,12 @@ class MetaRM:
         self._format = get_format(layout.format)
         self._headings = dict(zip(_PARTS, self._tokens([getattr(layout, name) for name in _PARTS]), strict=True))
         self._before, self._after = self._special_tokens()
+        headings = sum(map(len, (*self._headings.values(), self._before, self._after)))
+        if headings >= self.max_length:
+            raise UserError(
+                f"max_length = {self.max_length} tokens leaves no room for a critique: the headings of the text alone "
+                f"have {headings}; raise max_length, or shorten layout"
+            )
 
     @classmethod
     def load(
@@ -228,7 +234,8 @@ class MetaRM:
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
-        return [list(ids) for ids in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
+        with words_known(self.tokenizer):
+            return [list(ids) for ids in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]]
 
     def _special_tokens(self) -> tuple[list[int], list[int]]:
         """What the tokenizer puts before and after a text ([CLS] and [SEP], a beginning of sequence, or nothing)."""

@@ -6,15 +6,16 @@ failures, and critiques that the scorer could not score, have no target: they ar
 learned from.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.errors import UserError
-from nlhf.files import append_jsonl, read_jsonl, write_jsonl
+from nlhf.files import append_jsonl, check_fields, read_jsonl, write_jsonl
 from nlhf.judge import Judge, Order
 from nlhf.pairs import Label, Pair
 from nlhf.rewards import CritiqueReward, RewardConfig, Rollout, total_reward, well_formed
@@ -228,8 +229,13 @@ def tidy(folder: Path, pairs: Sequence[Pair]) -> None:
 def _read_examples(path: Path, skip_torn: bool = False) -> list[Example]:
     examples = []
     for number, row in read_jsonl(path, skip_torn=skip_torn):
+        where = f"{path}:{number}"
         try:
-            examples.append(Example(**row))
+            example = Example(**row)
         except TypeError as error:
-            raise UserError(f"{path}:{number}: not a rollout written by this version ({error})") from None
+            raise UserError(f"{where}: not a rollout written by this version ({error})") from None
+        check_fields(row, get_type_hints(Example), where)
+        if example.target is not None and not (example.critique and math.isfinite(example.target)):
+            raise UserError(f"{where}: a target of {example.target} needs a critique and must be a finite number")
+        examples.append(example)
     return examples

@@ -7,15 +7,16 @@ predict it from pair and critique. Source: RM-NLHF (arXiv 2601.07349), section o
 
 import logging
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from metarm.model import MAX_LENGTH, Layout, LoraSettings, MetaRM
 from metarm.rollouts import PAIRS_FILE, Example, Rollouts, draw, require_labelled, tidy
 from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
+from nlhf.evaluate import sampling_problems
 from nlhf.files import write_json, write_jsonl
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
@@ -26,19 +27,21 @@ from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.rewards import CritiqueReward, RewardConfig
 from nlhf.runs import check_run, open_run
+from nlhf.sampler import ShuffledSampler, group_size, put_in_order
 from nlhf.sources import DataConfig
 from nlhf.training import (
     announce_budget,
     configured,
-    group_size,
-    put_in_order,
+    require_verdicts,
     run_trainer,
     sharding,
-    shuffled,
     trainer_arguments,
     training_dtype,
     training_pairs,
 )
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +76,8 @@ class MetaRMSettings(OptimizationConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.max_length < 1:
+            raise UserError(f"sft.max_length must be at least 1, got {self.max_length}")
         if not 0 < self.validation_share < 1:
             raise UserError(f"sft.validation_share must lie between 0 and 1, got {self.validation_share}")
 
@@ -100,12 +105,9 @@ class JudgeSettings:
     """What runs the judge: transformers, vLLM, or a server."""
 
     def __post_init__(self):
-        if self.samples < 1:
-            raise UserError(f"judge.samples must be at least 1, got {self.samples}")
-        if self.samples > 1 and not self.sampling.temperature:
-            raise UserError(
-                f"judge.samples is {self.samples} but judge.sampling.temperature is 0, which would repeat one reply"
-            )
+        require_verdicts(get_format(self.format, self.prompt_file), "judge.format")
+        if problems := sampling_problems(self.samples, self.sampling):
+            raise UserError("; ".join(f"judge.{problem}" for problem in problems))
 
     def load(self) -> Judge:
         """The judge, ready to answer."""
@@ -157,6 +159,7 @@ def train(
     _check_source(rollouts, {"data": data, "judge": judge, "scorer": scorer})
     if rollouts is not None:
         known = Rollouts.read(rollouts)
+        split(known, sft.validation_share, seed)  # says so if there is too little to learn from
         expected = len(known.usable)
     else:
         prepared = training_pairs(data, get_format(judge.format, judge.prompt_file), "given", seed)
@@ -177,16 +180,41 @@ def train(
     if dry_run:
         return Path(out)
 
+    arguments = training_arguments(sft, Path(out), seed, model)  # it sets up the device, which a dry run may lack
     torch.manual_seed(seed)
     dtype = training_dtype(model)[0]
     metarm = MetaRM.load(model, layout, sft.max_length, new_head=True, dtype=dtype, lora=sft.lora, device="cpu")
-    answering = judge.load() if rollouts is None else None
-    folder = _open(out, config, resume)
-    if answering:
+    if rollouts is None:
+        _warn_of_length(metarm, judge.sampling.max_new_tokens)
+        answering = judge.load()
+        folder = _open(out, config, resume)
         known = draw_in_folder(folder, answering, pairs, critique_reward, judge.samples, reward, order, seed)
         del answering  # its memory is needed
-    _train(metarm, known, sft, folder, seed, model, resume)
+    training, held_out = split(known, sft.validation_share, seed)
+    trainer = make_trainer(metarm, encode(metarm, known, training), arguments)
+    texts = encode(metarm, known, held_out)
+    if rollouts is not None:  # all that can be wrong with them has been found
+        folder = _open(out, config, resume)
+    _train(trainer, metarm, known.counts(), (training, held_out, texts), folder, resume)
     return folder
+
+
+def training_arguments(sft: MetaRMSettings, folder: Path, seed: int, model: ModelConfig) -> "TrainingArguments":
+    """The arguments of transformers' Trainer; `UserError` for what it does not take."""
+    from transformers import TrainingArguments
+
+    ours = ("max_length", "validation_share", "lora")
+    arguments = {k: v for k, v in trainer_arguments(folder, seed, model, sft).items() if k not in ours}
+    return configured(TrainingArguments, arguments, "sft")
+
+
+def _warn_of_length(metarm: MetaRM, tokens: int) -> None:
+    if tokens > metarm.max_length:
+        logger.warning(
+            "judge.sampling.max_new_tokens is %d, but MetaRM reads %d tokens and no critique is ever cut: one that "
+            "does not fit will stop the run after its rollouts were drawn (a later one may reuse them: rollouts)",
+            *(tokens, metarm.max_length),
+        )
 
 
 def _check_source(rollouts: str | None, given: dict[str, Any]) -> None:
@@ -198,12 +226,11 @@ def _check_source(rollouts: str | None, given: dict[str, Any]) -> None:
 
 
 def _train(
+    trainer: Any,
     metarm: MetaRM,
-    rollouts: Rollouts,
-    sft: MetaRMSettings,
+    counts: dict[str, Any],
+    parts: tuple[list[Example], list[Example], list[dict[str, Any]]],
     folder: Path,
-    seed: int,
-    model: ModelConfig,
     resume: bool,
 ) -> None:
     from accelerate import PartialState
@@ -211,14 +238,12 @@ def _train(
     from metarm.validation import Best
     from nlhf.callbacks import MetricsLog, attach
 
-    training, held_out = split(rollouts, sft.validation_share, seed)
+    training, held_out, texts = parts
     if PartialState().is_main_process:
-        counts = rollouts.counts()
         write_json(folder / "manifest.json", {**counts, "training": len(training), "validation": len(held_out)})
         logger.info("rollouts: %s", counts)
-    trainer = make_trainer(metarm, encode(metarm, rollouts, training), sft, folder, seed, model)
     log = MetricsLog(folder)
-    attach(trainer, log, Best(trainer, metarm, encode(metarm, rollouts, held_out), held_out, folder, log))
+    attach(trainer, log, Best(trainer, metarm, texts, held_out, folder, log))
     run_trainer(trainer, folder, resume)
 
 
@@ -288,39 +313,22 @@ def encode(metarm: MetaRM, rollouts: Rollouts, examples: Sequence[Example]) -> l
     return [{"ids": row, "target": example.target} for row, example in zip(ids, examples, strict=True)]
 
 
-def make_trainer(
-    metarm: MetaRM, rows: list[dict[str, Any]], sft: MetaRMSettings, folder: Path, seed: int, model: ModelConfig
-) -> Any:
+def make_trainer(metarm: MetaRM, rows: list[dict[str, Any]], arguments: "TrainingArguments") -> Any:
     """A transformers Trainer whose loss is the mean squared error over all rows of the optimiser step.
 
     Args:
         metarm: What to train.
         rows: From `encode`.
-        sft: Settings.
-        folder: Where checkpoints go.
-        seed: Seed of the shuffling.
-        model: Says in which number format to compute.
+        arguments: From `training_arguments`; their seed is that of the shuffling.
     """
     import torch
-    from transformers import Trainer, TrainingArguments
-
-    class ShuffledSampler(torch.utils.data.Sampler):
-        """Shuffles the rows, anew and reproducibly in every epoch."""
-
-        def __init__(self, trainer: Trainer):
-            self.trainer = trainer
-
-        def __len__(self) -> int:
-            return len(rows)
-
-        def __iter__(self) -> Iterator[int]:
-            return iter(shuffled(len(rows), 1, seed + int(self.trainer.state.epoch or 0)))
+    from transformers import Trainer
 
     class MetaRMTrainer(Trainer):
         loss_is_scaled_for_ga = True
 
         def _get_train_sampler(self, train_dataset=None):
-            return ShuffledSampler(self)
+            return ShuffledSampler(range(len(rows)), len(rows), self, arguments.seed)
 
         def _get_num_items_in_batch(self, batch_samples, device):
             total = torch.tensor(sum(len(batch["targets"]) for batch in batch_samples), device=device)
@@ -347,11 +355,9 @@ def make_trainer(
             "targets": torch.tensor([row["target"] for row in batch]),
         }
 
-    ours = ("max_length", "validation_share", "lora")
-    arguments = {k: v for k, v in trainer_arguments(folder, seed, model, sft).items() if k not in ours}
     return MetaRMTrainer(
         model=metarm.model,
-        args=configured(TrainingArguments, arguments, "sft"),
+        args=arguments,
         train_dataset=rows,
         data_collator=collate,
         processing_class=metarm.tokenizer,

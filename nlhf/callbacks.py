@@ -98,6 +98,9 @@ class Watch(TrainerCallback):
     Attributes:
         section: Name of the trainer's settings, for advice.
         remedy: What to change when the judge loses its format, beside the learning rate.
+        cut_off: What becomes of replies that hit the token limit.
+        rows: What is trained on.
+        format_rate: The figure that is the share of well-formed replies.
 
     Raises:
         FloatingPointError: the loss or the gradient is NaN or infinite (on_log).
@@ -105,6 +108,9 @@ class Watch(TrainerCallback):
 
     section = "grpo"
     remedy = "raise grpo.beta"
+    cut_off = "most of them lose their verdict"
+    rows = "pairs"
+    format_rate = "format_rate"
 
     def __init__(self, patience: int = 25):
         self.patience = patience
@@ -126,7 +132,7 @@ class Watch(TrainerCallback):
         if truncated is not None and truncated > TRUNCATION_LIMIT:
             self._warn(
                 "truncation",
-                f"{truncated:.0%} of the replies hit the token limit and most of them lose their verdict; raise "
+                f"{truncated:.0%} of the replies hit the token limit and {self.cut_off}; raise "
                 f"{self.section}.max_completion_length",
             )
         idle = logs.get("frac_reward_zero_std")
@@ -134,9 +140,9 @@ class Watch(TrainerCallback):
             self._warn(
                 "zero variance",
                 f"in {idle:.0%} of the groups all rewards are equal, so they teach nothing (a loss near 0 is then "
-                "expected); use harder pairs, a higher temperature or more rollouts a prompt",
+                f"expected); use harder {self.rows}, a higher temperature or more rollouts a prompt",
             )
-        rate = logs.get("format_rate")
+        rate = logs.get(self.format_rate)
         if rate is not None:
             self._best_format_rate = max(self._best_format_rate, rate)
             if rate < 0.5 * self._best_format_rate:

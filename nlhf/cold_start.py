@@ -4,11 +4,13 @@ Station of the path: Pair -> JudgeFormat.target -> **SFT**. The loss falls on th
 weigh more than the critique's, because one token in thirty decides whether the judge is right. Small models learn the
 verdict better alone first, with both orders of a pair in one batch (``target: verdict``, ``order: both``), and the
 critique afterwards: two runs, the second starting from the first.
+
+A role-play policy is started in the same way from ``conversations``: the last turn of each is the reply.
 """
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,16 +22,18 @@ from nlhf.formats.base import JudgeFormat
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
+from nlhf.roleplay.conversations import Conversation, ConversationConfig, described
 from nlhf.runs import check_run
+from nlhf.sampler import ShuffledSampler, group_size
 from nlhf.sources import DataConfig
 from nlhf.training import (
+    TrainingData,
     ValidationConfig,
     announce_budget,
     begin_run,
+    configured,
     for_training,
-    group_size,
     run_trainer,
-    shuffled,
     trainer_arguments,
     training_pairs,
 )
@@ -68,11 +72,15 @@ class ColdStartConfig(OptimizationConfig):
                 raise UserError(f"sft.{name} must be positive, got {getattr(self, name)}")
 
 
+_NO_DATA: list[DataConfig] = []
+
+
 def cold_start(
     model: ModelConfig,
-    data: list[DataConfig],
     out: str,
     sft: ColdStartConfig,
+    data: list[DataConfig] = _NO_DATA,
+    conversations: ConversationConfig | None = None,
     format: str = "rm_nlhf",
     prompt_file: str | None = None,
     order: Presentation = "random",
@@ -85,9 +93,10 @@ def cold_start(
 
     Args:
         model: The model to start from.
-        data: Data sets to learn from.
         out: Folder of the run.
         sft: Optimisation settings.
+        data: Data sets to learn from.
+        conversations: What a role-play policy learns from, in the place of data: the last turn of each.
         format: Judge format.
         prompt_file: Jinja template that replaces the format's own prompt.
         order: random exchanges A and B by a seeded coin; both shows each pair in both orders, side by side in a batch.
@@ -99,11 +108,14 @@ def cold_start(
     config = {k: v for k, v in locals().items() if k != "dry_run"}
     setup_logging()
     check_run(out, config, resume)
+    _check_sources(data, conversations, validation)
     judge_format = get_format(format, prompt_file)
-    prepared = training_pairs(data, judge_format, order, seed)
-    pairs = _with_target(prepared.pairs, sft, judge_format.has_reasons)
+    found = conversations.load(seed) if conversations else []
+    prepared = TrainingData([]) if conversations else training_pairs(data, judge_format, order, seed)
+    pairs = [] if conversations else _with_target(prepared.pairs, sft, judge_format.has_reasons)
     held_out = training_pairs([validation.data], judge_format, "given", seed) if validation else None
-    if sft.per_device_train_batch_size % group_size(order):
+    group = 1 if conversations else group_size(order)
+    if sft.per_device_train_batch_size % group:
         raise UserError(
             f"sft.per_device_train_batch_size is {sft.per_device_train_batch_size}, but order: both needs an even "
             "number so that both orders of a pair share a batch"
@@ -117,7 +129,10 @@ def cold_start(
 
     sft.check_extra(TrainingArguments, "sft")
     tokenizer = load_tokenizer(model)
-    rows, too_long = tokenize(tokenizer, judge_format, pairs, sft, group_size(order))
+    if conversations:
+        rows, too_long = _fitting([lesson_row(tokenizer, one) for one in found], sft, group)
+    else:
+        rows, too_long = tokenize(tokenizer, judge_format, pairs, sft, group)
     longest = max(len(row["input_ids"]) for row in rows)
     reply = max(sum(weight > 0 for weight in row["weights"]) for row in rows)
     announce_budget(model, sft, len(rows), longest - reply, reply, generates=False, reference=False)
@@ -126,9 +141,10 @@ def cold_start(
 
     torch.manual_seed(seed)
     policy = load_model(for_training(model), device="cpu")
-    trainer = make_trainer(policy, tokenizer, rows, sft, Path(out), seed, group_size(order), model)
+    trainer = make_trainer(policy, tokenizer, rows, sft, Path(out), seed, group, model)
     manifest = {
         "data": prepared.manifests,
+        **({"conversations": described(found)} if conversations else {}),
         "rows": len(rows),
         "without_critique": len(prepared.pairs) - len(pairs),
         "too_long": too_long,
@@ -142,6 +158,15 @@ def cold_start(
     attach(trainer, log, keeps_best)
     run_trainer(trainer, folder, resume)
     return folder
+
+
+def _check_sources(
+    data: Sequence[DataConfig], conversations: ConversationConfig | None, validation: ValidationConfig | None
+) -> None:
+    if bool(data) == (conversations is not None):
+        raise UserError("set either data (pairs, for a judge) or conversations (for a role-play policy)")
+    if conversations and validation:
+        raise UserError("validation judges pairs, which a policy does not; leave it out beside conversations")
 
 
 def _with_target(
@@ -178,19 +203,34 @@ def tokenize(
     Raises:
         UserError: no row is short enough.
     """
-    rows: list[dict[str, list]] = []
-    for start in range(0, len(pairs), group):
-        together = [_row(tokenizer, judge_format, pair, sft) for pair in pairs[start : start + group]]
+    return _fitting([_row(tokenizer, judge_format, pair, sft) for pair in pairs], sft, group)
+
+
+def _fitting(rows: Sequence[dict[str, list]], sft: ColdStartConfig, group: int) -> tuple[list[dict[str, list]], int]:
+    """The rows that are short enough, groups of neighbours together or not at all, and how many are not."""
+    kept: list[dict[str, list]] = []
+    for start in range(0, len(rows), group):
+        together = rows[start : start + group]
         if all(len(row["input_ids"]) <= sft.max_length for row in together):
-            rows += together
-    dropped = len(pairs) - len(rows)
-    if not rows:
+            kept += together
+    dropped = len(rows) - len(kept)
+    if not kept:
         raise UserError(f"no row fits into sft.max_length = {sft.max_length} tokens; raise it")
     if dropped:
         logger.warning(
-            "left out %d of %d rows longer than sft.max_length = %d tokens", dropped, len(pairs), sft.max_length
+            "left out %d of %d rows longer than sft.max_length = %d tokens", dropped, len(rows), sft.max_length
         )
-    return rows, dropped
+    return kept, dropped
+
+
+def lesson_row(tokenizer: Any, conversation: Conversation) -> dict[str, list]:
+    """A row whose last turn alone, with its system thinking, has weight in the loss (HER, arXiv 2601.21459)."""
+    from nlhf.models import render_chat, safe_messages
+
+    *before, last = safe_messages(tokenizer, conversation.lesson())
+    prompt = render_chat(tokenizer, before)
+    reply = [*tokenizer(last["content"], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    return {"input_ids": prompt + reply, "weights": [0.0] * len(prompt) + [1.0] * len(reply)}
 
 
 def _row(tokenizer: Any, judge_format: JudgeFormat, pair: Pair, sft: ColdStartConfig) -> dict[str, list]:
@@ -244,23 +284,11 @@ def make_trainer(
     from torch.nn import functional as F
     from transformers import Trainer, TrainingArguments
 
-    class GroupedSampler(torch.utils.data.Sampler):
-        """Shuffles groups of neighbouring rows, anew and reproducibly in every epoch."""
-
-        def __init__(self, trainer: Trainer):
-            self.trainer = trainer
-
-        def __len__(self) -> int:
-            return len(rows)
-
-        def __iter__(self) -> Iterator[int]:
-            return iter(shuffled(len(rows), group, seed + int(self.trainer.state.epoch or 0)))
-
     class ColdStartTrainer(Trainer):
         loss_is_scaled_for_ga = True
 
         def _get_train_sampler(self, train_dataset=None):
-            return GroupedSampler(self)
+            return ShuffledSampler(range(len(rows)), len(rows), self, seed, group)
 
         def _get_num_items_in_batch(self, batch_samples, device):
             total = sum(batch["weights"][:, 1:].sum() for batch in batch_samples)
@@ -291,10 +319,10 @@ def make_trainer(
 
     ours = ("target", "verdict_weight", "side_weight", "max_length", "max_completion_length")
     arguments = {k: v for k, v in trainer_arguments(folder, seed, model, sft).items() if k not in ours}
-    try:
-        settings = TrainingArguments(**arguments)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"sft: {error}") from error
     return ColdStartTrainer(
-        model=policy, args=settings, train_dataset=rows, data_collator=collate, processing_class=tokenizer
+        model=policy,
+        args=configured(TrainingArguments, arguments, "sft"),
+        train_dataset=rows,
+        data_collator=collate,
+        processing_class=tokenizer,
     )

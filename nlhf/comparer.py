@@ -82,11 +82,11 @@ class JudgeConfig:
 
 
 class Comparison(NamedTuple):
-    """Two responses to a conversation, to be compared."""
+    """Two responses to a conversation, to be compared; None is one that is malformed and cannot be shown."""
 
     context: tuple[Turn, ...]
-    first: str
-    second: str
+    first: str | None
+    second: str | None
 
 
 class _Answer(NamedTuple):
@@ -136,12 +136,21 @@ class Comparer:
     def margins(self, comparisons: Sequence[Comparison]) -> list[float | None]:
         """How much better the first response of each comparison is, [n] in [-1, 1], see `margin_of`.
 
-        Two equal responses are 0, without asking.
+        Without asking, two equal responses are 0, and a malformed one loses to any other: as with HER-RM's negative
+        principles, a violation loses outright, and two make a tie.
 
         Raises:
             UserError: the judge gave no reply, or cannot read a prompt; the message names it. What was answered is
                 remembered, so that the call can be repeated.
         """
+        whole = {i: c for i, c in enumerate(comparisons) if c.first is not None and c.second is not None}
+        judged = dict(zip(whole, self._judged(list(whole.values())), strict=True))
+        return [
+            judged[i] if i in judged else float((c.first is not None) - (c.second is not None))
+            for i, c in enumerate(comparisons)
+        ]
+
+    def _judged(self, comparisons: Sequence[Comparison]) -> list[float | None]:
         asked = [_arranged(comparison) for comparison in comparisons]
         pairs = {pair.key: pair for pair, _ in asked if pair is not None}
         owed = [pair for key, pair in pairs.items() if key not in self._answers]

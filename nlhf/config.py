@@ -3,9 +3,10 @@
 import importlib
 import inspect
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from nlhf.errors import UserError, nearest
+from nlhf.files import fits, in_words
 
 # Short names for what this package offers, so that a YAML need not spell out the path.
 ALIASES = {
@@ -105,6 +106,19 @@ def _built(value: Any) -> Any:
     return value
 
 
+_MOST_STEPS = 2**31  # what torch's counters hold
+_BY_RUN = "is set by the run itself (options out and seed)"
+_OWN_VALIDATION = "has no use: the trainer has no data to evaluate on, and the run itself keeps the best model in best/"
+_NOT_IN_EXTRA = {
+    "output_dir": _BY_RUN,
+    "seed": _BY_RUN,
+    "save_only_model": "would leave out of a checkpoint what resuming needs; the models to keep are best/ and final/, "
+    "and save_total_limit says how many checkpoints stay beside them",
+    "eval_strategy": _OWN_VALIDATION,
+    "load_best_model_at_end": _OWN_VALIDATION,
+}
+
+
 @dataclass
 class OptimizationConfig:
     """How weights are updated; names are those of transformers.TrainingArguments."""
@@ -155,7 +169,7 @@ class OptimizationConfig:
         problems = []
         if not 0 < self.learning_rate < float("inf"):  # neither is NaN
             problems.append(f"learning_rate must be positive, got {self.learning_rate}")
-        if self.max_steps < 1 and self.max_steps != -1:
+        if not 1 <= self.max_steps < _MOST_STEPS and self.max_steps != -1:
             problems.append(f"max_steps must be at least 1, or -1 to go by num_train_epochs, got {self.max_steps}")
         for name in ("warmup_steps", "weight_decay", "max_grad_norm"):
             if not 0 <= getattr(self, name) < float("inf"):
@@ -163,8 +177,8 @@ class OptimizationConfig:
         if self.max_steps == -1 and not 0 < self.num_train_epochs < float("inf"):
             problems.append("set max_steps or num_train_epochs to a positive number")
         for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "logging_steps", "save_steps"):
-            if getattr(self, name) < 1:
-                problems.append(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) < _MOST_STEPS:
+                problems.append(f"{name} must be at least 1, and below {_MOST_STEPS:,}, got {getattr(self, name)}")
         if self.lr_scheduler_type == "constant" and self.warmup_steps > 0:
             problems.append(
                 f"warmup_steps is {self.warmup_steps}, but lr_scheduler_type constant has no warm-up; set it to "
@@ -187,18 +201,53 @@ class OptimizationConfig:
             where: Name of these settings in the YAML.
 
         Raises:
-            UserError: a key is unknown (the nearest name is offered), or is set elsewhere.
+            UserError: a key is unknown (the nearest name is offered), is set elsewhere, has no place in a run of ours,
+                or its value is of another type.
         """
-        known = inspect.signature(config_class).parameters
+        known, hints = inspect.signature(config_class).parameters, get_type_hints(config_class)
         for name in self.extra:
             if name in vars(self) or name == "activation_checkpointing":
                 own = "gradient_checkpointing" if name == "activation_checkpointing" else name
                 raise UserError(f"{where}.extra: set {where}.{own} instead of {name!r} in extra")
-            if name in ("output_dir", "seed"):
-                raise UserError(f"{where}.extra: {name!r} is set by the run itself (options out and seed)")
+            if name in _NOT_IN_EXTRA:
+                raise UserError(f"{where}.extra: {name!r} {_NOT_IN_EXTRA[name]}")
             if name not in known:
                 message = f"{where}.extra: {config_class.__name__} has no argument {name!r}."
                 raise UserError(message + nearest(name, known))
+            if not fits(self.extra[name], hints.get(name, object)):
+                shown = in_words(hints[name])
+                raise UserError(f"{where}.extra: {name!r} must be {shown}, got {self.extra[name]!r}")
+
+
+def check_optimizer(arguments: Any) -> None:
+    """Make the optimiser and the schedule for one weight: what is wrong with them would show when training begins.
+
+    Args:
+        arguments: A transformers.TrainingArguments.
+
+    Raises:
+        ValueError: a setting does not fit the optimiser or the schedule.
+        TypeError: they take no such setting, or lack one.
+        ImportError: a package is missing.
+    """
+    import torch
+    from transformers import Trainer, get_scheduler
+
+    model = torch.nn.Linear(1, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters())
+    if not arguments.optim_target_modules:  # those are names of layers that this model lacks
+        made_by, options = Trainer.get_optimizer_cls_and_kwargs(arguments, model)
+        # Some make their own groups of weights, or need matrices.
+        if isinstance(made_by, type) and issubclass(made_by, torch.optim.Optimizer) and "params" not in options:
+            optimizer = made_by(model.parameters(), **options)
+    steps = max(arguments.max_steps, 100)
+    get_scheduler(
+        arguments.lr_scheduler_type,
+        optimizer,
+        num_warmup_steps=arguments.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=arguments.lr_scheduler_kwargs,
+    )
 
 
 Presentation = Literal["random", "both", "given"]

@@ -1,4 +1,4 @@
-"""Writing files so that nothing is ever half-written; reading JSON lines so that errors name file and row."""
+"""Writing files so that nothing is ever half-written; reading JSON and YAML so that errors name file and row."""
 
 import json
 import math
@@ -6,6 +6,7 @@ import os
 import tempfile
 import types
 import typing
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -53,6 +54,33 @@ def write_bytes(path: str | Path, data: bytes) -> None:
         raise
 
 
+def from_json(text: str) -> Any:
+    """The inverse of `to_json`.
+
+    Raises:
+        RepeatedFieldError: an object has a field twice.
+        ValueError: it is not JSON, or not to be read by Python.
+        RecursionError: brackets within brackets.
+    """
+    return _decode(text)
+
+
+def _once(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose fields each come once: of two values one would be dropped, and no one would know which."""
+    found = dict(fields)
+    if len(found) < len(fields):
+        names = [name for name, _ in fields]
+        raise RepeatedFieldError(f"field {next(n for n in names if names.count(n) > 1)!r} comes twice; leave one out")
+    return found
+
+
+class RepeatedFieldError(ValueError):
+    """An object has two fields of one name."""
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_once).decode
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write one JSON document, indented."""
     write_text(path, to_json(value, indent=2) + "\n")
@@ -65,7 +93,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
         UserError: it cannot be read.
     """
     try:
-        value = json.loads(Path(path).read_bytes().decode("utf-8", "surrogatepass"))
+        value = from_json(Path(path).read_bytes().decode("utf-8", "surrogatepass"))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -73,6 +101,57 @@ def read_json(path: str | Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected an object with named fields, got {type(value).__name__}")
     return value
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML file of named values as a dict; an empty file has none.
+
+    Raises:
+        UserError: it cannot be read, is no YAML of named values, or names one twice.
+    """
+    import yaml
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        check_yaml(text)
+        values = yaml.safe_load(text)
+    except RecursionError:
+        raise UserError(f"{path}: a value within itself, or far too many brackets within brackets") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:  # a number of thousands of digits, the 40th of May
+        reason = " ".join(str(error).replace('"<unicode string>", ', "").split())
+        raise UserError(f"{path}: {reason}") from None
+    if not isinstance(values, dict | None):
+        raise UserError(f"{path}: a configuration holds options with values, got a {type(values).__name__}")
+    return values or {}
+
+
+def check_yaml(text: str) -> None:
+    """Make sure that no mapping of a YAML document has a key twice: PyYAML would take the last, and say nothing.
+
+    Raises:
+        yaml.YAMLError: one has; or the text is no YAML.
+    """
+    import yaml
+
+    seen: set[int] = set()
+    left = [yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))]
+    while left:
+        node = left.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if not isinstance(node, yaml.MappingNode):
+            left += node.value
+            continue
+        keys = set()
+        for key, value in node.value:
+            left.append(value)
+            # A merge (<<) may come twice, and what it brings may be set again.
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if (key.tag, key.value) in keys:
+                    problem = f"{key.value!r} comes twice; leave one out"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                keys.add((key.tag, key.value))
 
 
 def check_fields(row: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> None:
@@ -91,22 +170,27 @@ def check_fields(row: Mapping[str, Any], fields: Mapping[str, Any], where: str) 
         value: Any = row
         for part in name.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if not _fits(value, kind):
-            wanted = getattr(kind, "__name__", None) if isinstance(kind, type) else str(kind).replace("typing.", "")
-            raise UserError(f"{where}: field {name!r} must be {wanted}, got {value!r}; was the file edited?")
+        if not fits(value, kind):
+            raise UserError(f"{where}: field {name!r} must be {in_words(kind)}, got {value!r}; was the file edited?")
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def in_words(kind: Any) -> str:
+    """A type as an error message shows it."""
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from a file is of a type: a class, a Literal, a list or dict, or a union of them."""
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in parts)
+        return any(fits(value, part) for part in parts)
     if origin in (tuple, list):
-        return isinstance(value, list | tuple) and all(_fits(item, parts[0]) for item in value)
+        return isinstance(value, list | tuple) and all(fits(item, parts[0]) for item in value)
     if kind in (int, float) and isinstance(value, bool):
         return False
-    return isinstance(value, int | float if kind is float else kind)
+    return isinstance(value, int | float if kind is float else origin or kind)
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Any]) -> None:
@@ -140,17 +224,20 @@ def check_appendable(path: str | Path) -> None:
     """Make sure, without writing, that `append_jsonl` will be able to write here.
 
     Raises:
-        UserError: the path is a folder, lies under a file, or may not be written.
+        UserError: the path is a folder, a link within itself, lies under a file, or may not be written.
     """
-    path = Path(path)
     try:
-        if path.is_dir():
+        target = Path(os.path.realpath(path))  # a link is written through
+        if target.is_dir():
             raise UserError(f"cannot write {path}: it is a folder")
-        existing = next(p for p in (path, *path.absolute().parents) if p.exists())
-        if existing != path and not existing.is_dir():
+        if os.path.lexists(target):  # permissions do not tell all: a link within itself, a file of the kernel's
+            os.close(os.open(target, os.O_RDWR | os.O_APPEND))
+            return
+        existing = next(p for p in target.parents if os.path.lexists(p))
+        if not existing.is_dir():
             raise UserError(f"cannot write {path}: {existing} is a file")
-        if not os.access(existing, os.W_OK):
-            raise UserError(f"cannot write {path}: no permission to write {existing}")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise UserError(f"cannot write {path}: no permission to write in {existing}")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
 
@@ -171,7 +258,9 @@ def read_jsonl(path: str | Path, skip_torn: bool = False) -> Iterator[tuple[int,
                 if not line.strip():
                     continue
                 try:
-                    yield number, json.loads(line.decode("utf-8-sig", "surrogatepass"))
+                    yield number, from_json(line.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass"))
+                except RepeatedFieldError as error:
+                    raise UserError(f"{path}:{number}: {error}") from None
                 except json.JSONDecodeError as error:
                     if not skip_torn:
                         where = f"{error.msg} at column {error.colno}"

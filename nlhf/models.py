@@ -9,7 +9,8 @@ import json
 import logging
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -236,6 +237,20 @@ def _hub_options(name: str, revision: str | None) -> dict[str, bool]:
         ) from None
 
 
+@contextmanager
+def words_known(tokenizer: "PreTrainedTokenizerBase") -> Iterator[None]:
+    """Say in our words that a tokenizer without an unknown token met one: `UserError`."""
+    try:
+        yield
+    except Exception as error:  # the tokenizers library has no exception of its own
+        if "UNK" not in str(error):
+            raise
+        raise UserError(
+            f"tokenizer {tokenizer.name_or_path!r} has no token for a word of the text; the sandbox judge reads "
+            "only source and format sandbox, other texts need another model"
+        ) from error
+
+
 def safe_messages(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[Message]:
     """Messages whose content cannot leave its turn: control tokens written in a text are broken up by a space.
 
@@ -277,25 +292,21 @@ def render_chat(
         hint = "set model.tokenizer to one that has"
         raise UserError(f"tokenizer {tokenizer.name_or_path!r} has no chat template; {hint}")
     try:
-        ids = tokenizer.apply_chat_template(
-            safe_messages(tokenizer, messages),
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-            **template_options,
-        )
+        with words_known(tokenizer):
+            ids = tokenizer.apply_chat_template(
+                safe_messages(tokenizer, messages),
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+                **template_options,
+            )
     except jinja2.TemplateError as error:
         name = tokenizer.name_or_path
         raise UserError(f"the chat template of {name!r} refuses the messages: {error}") from error
-    except Exception as error:  # the tokenizers library has no exception of its own
+    except Exception as error:  # a template is a program of its author's
         if any(frame.filename == "<template>" for frame in traceback.extract_tb(error.__traceback__)):
             raise UserError(f"the chat template of {tokenizer.name_or_path!r} fails: {error}") from error
-        if "UNK" not in str(error):
-            raise
-        raise UserError(
-            f"tokenizer {tokenizer.name_or_path!r} has no token for a word of the prompt; the sandbox judge reads "
-            "only source and format sandbox, other texts need another model"
-        ) from error
+        raise
     if not ids:  # a tokenizer made from a folder without its vocabulary knows no words, and says nothing
         raise UserError(f"tokenizer {tokenizer.name_or_path!r} makes no tokens of a prompt; is tokenizer.json missing?")
     bos = tokenizer.bos_token_id

@@ -9,6 +9,9 @@ judge compares. `PolicyReward` is a reward function for trl's GRPOTrainer, of on
   `nlhf.tournament`).
 
 `best_of_n` chooses the best of several responses. All of them ask through a `nlhf.comparer.Comparer`.
+
+Where a character is to speak, a response is a dual-layer turn (`nlhf.roleplay.turns`): the judge sees it without system
+thinking, and one that is malformed loses to any that is not.
 """
 
 import hashlib
@@ -26,6 +29,7 @@ from nlhf.files import to_json
 from nlhf.formats.base import JudgeFormat
 from nlhf.judging import PairJudge
 from nlhf.pairs import Turn
+from nlhf.roleplay.turns import PLAN, problems, scrub
 from nlhf.tournament import Match, Tournament, play
 from nlhf.verdict import strip_thinking
 
@@ -46,7 +50,8 @@ class PolicyRewardConfig:
     tournament a coin decides such a match, worth 0.5 to each side."""
 
     hide_thinking: bool = True
-    """Judge a response without its thinking; false shows all that the policy wrote."""
+    """Judge a response without its thinking; false shows all that the policy wrote. The system thinking of a role-play
+    turn is never shown."""
 
     def __post_init__(self):
         if self.kind not in ("reference", "tournament"):
@@ -95,6 +100,8 @@ class PolicyReward:
         prompts: Sequence[Any],
         completions: Sequence[Any],
         reference: Sequence[str] | None = None,
+        scenes: Sequence[Sequence[Turn]] | None = None,
+        characters: Sequence[str] | None = None,
         log_metric: Callable[[str, float], None] = lambda name, value: None,
         trainer_state: Any = None,
         **_: Any,
@@ -105,6 +112,8 @@ class PolicyReward:
             prompts: Texts or conversations; equal ones make a group.
             completions: What the policy wrote to each.
             reference: What the frozen policy wrote to each.
+            scenes: The conversations as the judge reads them, where that is not the policy's prompt.
+            characters: Who is to speak, where responses are dual-layer turns.
             log_metric: Receives figures, see `docs/metrics.md`.
             trainer_state: Says the step.
 
@@ -116,29 +125,36 @@ class PolicyReward:
                 "reward.kind reference needs the frozen policy's response to each prompt: add column 'reference' to "
                 "the data set, or set reward.kind to tournament"
             )
-        contexts = [turns_of(prompt) for prompt in prompts]
-        responses = [self.shown(text_of(completion)) for completion in completions]
-        others = None if reference is None else [self.shown(text) for text in reference]
+        contexts = [turns_of(prompt) for prompt in prompts] if scenes is None else [tuple(scene) for scene in scenes]
+        speakers = characters or [None] * len(contexts)
+        responses = [self.shown(text_of(c), who) for c, who in zip(completions, speakers, strict=True)]
+        others = None
+        if reference is not None:
+            others = [self.shown(text, who) for text, who in zip(reference, speakers, strict=True)]
         self.comparer.counts.clear()
         if self.config.kind == "reference":
             rewards = self._against_reference(contexts, responses, others, log_metric)
         else:
             rewards = self._in_tournaments(contexts, responses, log_metric)
+        if characters is not None:
+            log_metric("response/format_rate", fmean(text is not None for text in responses))
         self._log(contexts, responses, others, rewards, log_metric)
         if self.record:
-            rows = zip(contexts, map(text_of, completions), others or [None] * len(rewards), rewards, strict=True)
+            rows = zip(contexts, map(text_of, completions), reference or [None] * len(rewards), rewards, strict=True)
             self.record(trainer_state.global_step if trainer_state else 0, [_sample(*row) for row in rows])
         return rewards
 
-    def shown(self, text: str) -> str:
-        """What the judge sees of a response."""
+    def shown(self, text: str, character: str | None = None) -> str | None:
+        """What the judge sees of a response; None for one that is no dual-layer turn of the character."""
+        if character is not None:
+            return None if problems(text, character) else scrub(text, PLAN, "tags").strip()
         return strip_thinking(text).strip() if self.config.hide_thinking else text
 
     def _against_reference(
         self,
         contexts: Sequence[tuple[Turn, ...]],
-        responses: Sequence[str],
-        others: Sequence[str],
+        responses: Sequence[str | None],
+        others: Sequence[str | None],
         log_metric: Callable[[str, float], None],
     ) -> list[float]:
         margins = self.comparer.margins([Comparison(*row) for row in zip(contexts, responses, others, strict=True)])
@@ -152,7 +168,7 @@ class PolicyReward:
     def _in_tournaments(
         self,
         contexts: Sequence[tuple[Turn, ...]],
-        responses: Sequence[str],
+        responses: Sequence[str | None],
         log_metric: Callable[[str, float], None],
     ) -> list[float]:
         rewards = [0.0] * len(responses)
@@ -173,8 +189,8 @@ class PolicyReward:
     def _log(
         self,
         contexts: Sequence[tuple[Turn, ...]],
-        responses: Sequence[str],
-        others: Sequence[str] | None,
+        responses: Sequence[str | None],
+        others: Sequence[str | None] | None,
         rewards: Sequence[float],
         log_metric: Callable[[str, float], None],
     ) -> None:
@@ -185,12 +201,17 @@ class PolicyReward:
             log_metric("judge/cached_rate", counts["cached"] / counts["comparisons"])
         if counts["both"]:
             log_metric("judge/order_agreement", counts["agreed"] / counts["both"])
-        for name, value in watch(contexts, responses, others, rewards, self.comparer.format).items():
+        readable = [i for i, text in enumerate(responses) if text is not None]
+        columns = [
+            column and [column[i] for i in readable]
+            for column in (contexts, responses, others and [text or "" for text in others], rewards)
+        ]
+        for name, value in watch(*columns, self.comparer.format).items() if readable else ():
             log_metric(f"response/{name}", value)
 
 
 def tournament_scores(
-    comparer: Comparer, groups: Sequence[tuple[tuple[Turn, ...], Sequence[str]]], seed: int = 0
+    comparer: Comparer, groups: Sequence[tuple[tuple[Turn, ...], Sequence[str | None]]], seed: int = 0
 ) -> list[tuple[list[float], Tournament]]:
     """Scores in [0, 1] of the responses of each group, by double elimination, with the tournament that gave them.
 
@@ -200,10 +221,10 @@ def tournament_scores(
 
     Args:
         comparer: Asks the judge.
-        groups: A conversation and the responses to it, for each group.
+        groups: A conversation and the responses to it, for each group; None is a malformed one, and loses.
         seed: Of the draw and the coins.
     """
-    entrants = [sorted(set(responses)) for _, responses in groups]
+    entrants = [sorted(set(responses), key=lambda text: (text is not None, text or "")) for _, responses in groups]
     tournaments = [
         Tournament(len(texts), _digest(seed, context, texts))
         for (context, _), texts in zip(groups, entrants, strict=True)
@@ -323,7 +344,7 @@ def text_of(completion: Any) -> str:
     return completion if isinstance(completion, str) else completion[0]["content"]
 
 
-def _digest(seed: int, context: tuple[Turn, ...], texts: Sequence[str]) -> str:
+def _digest(seed: int, context: tuple[Turn, ...], texts: Sequence[str | None]) -> str:
     content = to_json([seed, [asdict(turn) for turn in context], list(texts)])
     return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from nlhf.callbacks import MetricsLog, Validation, keep_best
+from nlhf.callbacks import MetricsLog, Validation, Watch, keep_best
 from nlhf.comparer import Comparison
 from nlhf.evaluate import weights_hash
-from nlhf.files import read_jsonl, write_jsonl
+from nlhf.files import append_jsonl, read_jsonl, write_jsonl
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig, TransformersGenerator
 from nlhf.generation.backends import BackendConfig
 from nlhf.models import ModelConfig, load_model, load_tokenizer
-from nlhf.pairs import Pair
+from nlhf.pairs import Pair, Turn
 from nlhf.policy_reward import PolicyReward
+from nlhf.roleplay.conversations import ScenePrompt
 
 if TYPE_CHECKING:
     from nlhf.train import GRPOSettings
@@ -27,7 +28,16 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REFERENCES_FILE = "references.jsonl"
+HELD_OUT_FILE = "held_out.jsonl"
 _BATCH = 32  # responses of the reference computed at once
+
+
+class PolicyWatch(Watch):
+    """`nlhf.callbacks.Watch` in the words of a policy."""
+
+    cut_off = "are judged as far as they go"
+    rows = "prompts"
+    format_rate = "response/format_rate"
 
 
 class Conversation:
@@ -100,6 +110,13 @@ def shared_out(trainer: Any, items: Sequence[Any], work: Callable[[Sequence[Any]
     return [result for _, result in sorted(done, key=lambda pair: pair[0])]
 
 
+def judged(prompt: Pair) -> tuple[tuple[Turn, ...], str | None]:
+    """The conversation as the judge reads it, and who is to speak where the response is a dual-layer turn."""
+    if isinstance(prompt, ScenePrompt):
+        return prompt.scene, prompt.character
+    return tuple(prompt.context), None
+
+
 class PolicyValidation(Validation):
     """Answers held-out prompts greedily now and then, compares with the reference, and keeps the best in ``best/``."""
 
@@ -132,32 +149,39 @@ class PolicyValidation(Validation):
             else:
                 found = shared_out(self.trainer, rows, lambda share: self._compared(generator, share))
         metrics = _figures(found)
+        if not any(isinstance(prompt, ScenePrompt) for prompt in self.pairs):
+            del metrics["format_rate"]  # any text is a response
         if accelerator.is_main_process:
+            for row in found:
+                append_jsonl(self.folder / HELD_OUT_FILE, {"step": step, **row})
             self.log.write(step, {f"validation/{k}": v for k, v in metrics.items() if v is not None})
             logger.info(
                 "step %d: validation %s", step, ", ".join(f"{k} {v:.3g}" for k, v in metrics.items() if v is not None)
             )
         keep_best(self.trainer, self.folder / "best", {"step": step, **metrics}, self.config.metric)
 
-    def _compared(
-        self, generator: TransformersGenerator, rows: Sequence[tuple[Pair, str]]
-    ) -> list[tuple[float | None, int]]:
-        """Margin over the reference and length in characters of the policy's response to each prompt."""
-        texts = [self.reward.shown(text) for text in respond(generator, [prompt for prompt, _ in rows])]
-        comparisons = [
-            Comparison(tuple(prompt.context), text, self.reward.shown(reference))
-            for text, (prompt, reference) in zip(texts, rows, strict=True)
-        ]
-        return list(zip(self.reward.comparer.margins(comparisons), map(len, texts), strict=True))
+    def _compared(self, generator: TransformersGenerator, rows: Sequence[tuple[Pair, str]]) -> list[dict[str, Any]]:
+        """The policy's response to each prompt, and its margin over the reference."""
+        texts = respond(generator, [prompt for prompt, _ in rows])
+        comparisons, found = [], []
+        for text, (prompt, reference) in zip(texts, rows, strict=True):
+            context, character = judged(prompt)
+            seen = self.reward.shown(text, character)
+            comparisons.append(Comparison(context, seen, self.reward.shown(reference, character)))
+            asked = {"id": prompt.id, "group": prompt.group, "prompt": context[-1].content, "character": character}
+            found.append({**asked, "response": text, "reference": reference, "shown": seen})
+        margins = self.reward.comparer.margins(comparisons)
+        return [{**row, "margin": margin} for row, margin in zip(found, margins, strict=True)]
 
 
-def _figures(found: Sequence[tuple[float | None, int]]) -> dict[str, float | None]:
-    """Score, win and tie rate over the comparisons with a verdict, the share without one, and the mean length."""
-    margins = [margin for margin, _ in found if margin is not None]
+def _figures(found: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Score, win and tie rate over the comparisons with a verdict, the share without one, form and mean length."""
+    margins = [row["margin"] for row in found if row["margin"] is not None]
     return {
         "score": fmean(margins) if margins else None,
         "win_rate": sum(margin > 0 for margin in margins) / len(margins) if margins else None,
         "tie_rate": sum(margin == 0 for margin in margins) / len(margins) if margins else None,
         "invalid_rate": 1 - len(margins) / len(found),
-        "characters": fmean(length for _, length in found),
+        "format_rate": sum(row["shown"] is not None for row in found) / len(found),
+        "characters": fmean(len(row["shown"] or "") for row in found),
     }

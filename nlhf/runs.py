@@ -20,7 +20,7 @@ import yaml
 
 import nlhf
 from nlhf.errors import UserError
-from nlhf.files import check_fields, read_json, write_json, write_text
+from nlhf.files import check_fields, read_json, read_yaml, write_json, write_text
 
 _PACKAGES = (
     "torch",
@@ -36,13 +36,13 @@ _PACKAGES = (
     "scipy",
     "jsonargparse",
 )
-# Settings that say where and whether to continue, not what to compute.
-_MAY_DIFFER = ("out", "resume")
+MAY_DIFFER = ("out", "resume")
+"""Settings that say where and whether to continue, not what to compute."""
 _ABSENT = "(absent)"
 
 
 def open_run(
-    out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = _MAY_DIFFER
+    out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = MAY_DIFFER
 ) -> Path:
     """Create the folder of a run, or take up one that was interrupted.
 
@@ -78,7 +78,7 @@ def open_run(
 
 
 def check_run(
-    out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = _MAY_DIFFER
+    out: str | Path, config: Mapping[str, Any], resume: bool = False, may_differ: Sequence[str] = MAY_DIFFER
 ) -> None:
     """Raise what `open_run` would raise, without writing: to be called before the slow part of a start."""
     if config.get("seed") is not None:
@@ -109,16 +109,9 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     Raises:
         UserError: the folder holds no run, or its configuration cannot be read.
     """
-    path = Path(folder) / "config.yaml"
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise UserError(f"{folder} holds no run (cannot read {path.name}: {error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: expected options with values, got {type(config).__name__}")
-    return config
+    if not holds_run(folder):
+        raise UserError(f"{folder} holds no run (it has no file config.yaml)")
+    return read_yaml(Path(folder) / "config.yaml")
 
 
 def plain(value: Any) -> Any:

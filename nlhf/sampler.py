@@ -1,54 +1,67 @@
-"""The order in which a trainer that draws rollouts goes through its prompts: at the **trainer**, before generation."""
+"""The order in which a trainer goes through its rows: at the **trainer**, before the first batch.
 
-from collections.abc import Iterator
+Orders depend on the seed and the epoch alone, so a resumed run goes on in the order of an uninterrupted one.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from trl.trainer.utils import RepeatSampler
+from nlhf.config import Presentation
+from nlhf.judge import shown_pairs
+from nlhf.pairs import Pair, swap_at_random
 
-from nlhf.training import shuffled
+
+def put_in_order(pairs: Sequence[Pair], order: Presentation, seed: int) -> list[Pair]:
+    """Pairs as a judge will see them: exchanged by a seeded coin, in both orders (side by side), or as given."""
+    if order == "random":
+        return swap_at_random(pairs, seed)
+    if order == "both":
+        return [shown for _, shown in shown_pairs(pairs)]
+    return list(pairs)
 
 
-class ShuffledRepeatSampler(RepeatSampler):
-    """trl's repetitions of prompts, over a permutation of our own.
+def group_size(order: Presentation) -> int:
+    """How many neighbouring rows stay together when rows are shuffled: both orders of a pair share a batch."""
+    return 2 if order == "both" else 1
 
-    trl draws a new permutation from one running generator at the start of every epoch, so a run resumed after an epoch
-    boundary would replay the first permutation. Ours depends on seed and epoch alone, and keeps groups of neighbours
-    (both orders of a pair, where both are shown) in one step.
 
-    Args:
-        data_source: The prompts.
-        mini_repeat_count: Rollouts of a prompt.
-        batch_size: Prompts of a step.
-        repeat_count: How often the prompts of a step are asked for.
-        trainer: Knows the epoch.
-        seed: Of the permutations.
-        group: Neighbours that stay together.
+def shuffled(rows: int, group: int, seed: int) -> list[int]:
+    """A permutation of ``range(rows)`` that keeps groups of neighbours together; it depends on the seed alone.
+
+    Seeds of the form run's seed + epoch make a resumed run see the order that an uninterrupted one would have seen.
     """
+    import torch
 
-    def __init__(
-        self,
-        data_source: Any,
-        mini_repeat_count: int,
-        batch_size: int,
-        repeat_count: int,
-        trainer: Any,
-        seed: int,
-        group: int = 1,
-    ):
-        super().__init__(data_source, mini_repeat_count, batch_size, repeat_count, shuffle=False)
-        self.trainer, self.seed, self.group = trainer, seed, group
-
-    @classmethod
-    def like(cls, parent: RepeatSampler, trainer: Any, seed: int, group: int = 1) -> "ShuffledRepeatSampler":
-        """With the repetitions of trl's own sampler."""
-        counts = parent.mini_repeat_count, parent.batch_size, parent.repeat_count
-        return cls(parent.data_source, *counts, trainer, seed, group)
-
-    def __iter__(self) -> Iterator[int]:
-        permutation = shuffled(self.num_samples, self.group, self.seed + epoch_of(self.trainer))
-        return (permutation[i] for i in super().__iter__())
+    starts = torch.randperm(rows // group, generator=torch.Generator().manual_seed(seed)) * group
+    return [start + i for start in starts.tolist() for i in range(group)]
 
 
 def epoch_of(trainer: Any) -> int:
     """The epoch, from 0, that the next step belongs to."""
     return int(trainer.state.epoch or 0)
+
+
+class ShuffledSampler:
+    """Goes through rows in a permutation that every epoch draws anew.
+
+    The samplers of transformers and trl draw from one running generator at the start of every epoch, so a run resumed
+    after an epoch boundary would replay the first permutation.
+
+    Args:
+        places: Places 0 to rows - 1 in the order to go through, ``range(rows)`` or one with repetitions, as trl's
+            RepeatSampler without shuffling gives them.
+        rows: How many rows there are.
+        trainer: Knows the epoch.
+        seed: Of the permutations.
+        group: Neighbours that stay together (both orders of a pair, where both are shown).
+    """
+
+    def __init__(self, places: Collection[int], rows: int, trainer: Any, seed: int, group: int = 1):
+        self.places, self.rows, self.trainer, self.seed, self.group = places, rows, trainer, seed, group
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __iter__(self) -> Iterator[int]:
+        permutation = shuffled(self.rows, self.group, self.seed + epoch_of(self.trainer))
+        return (permutation[place] for place in self.places)

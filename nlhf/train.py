@@ -20,6 +20,7 @@ from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.rewards import JudgeReward, LearningReward, RewardConfig
 from nlhf.runs import check_run
+from nlhf.sampler import ShuffledSampler, group_size
 from nlhf.sources import DataConfig
 from nlhf.training import (
     RolloutSettings,
@@ -27,7 +28,6 @@ from nlhf.training import (
     announce_budget,
     begin_run,
     configured,
-    group_size,
     loading_arguments,
     processes,
     run_trainer,
@@ -64,6 +64,11 @@ class GRPOSettings(RolloutSettings):
         if self.beta < 0:
             raise UserError(f"grpo.beta must not be negative (0 does without the start model), got {self.beta}")
 
+    def generated(self, processes: int) -> int:
+        """Rollouts that are generated at once, over all processes."""
+        steps = self.extra.get("steps_per_generation", self.gradient_accumulation_steps)
+        return self.extra.get("generation_batch_size", self.per_device_train_batch_size * processes * steps)
+
     def check_learning(self, processes: int) -> None:
         """Make sure that a process reward that learns sees the rollouts of each optimiser step once, and alone.
 
@@ -73,8 +78,7 @@ class GRPOSettings(RolloutSettings):
         accumulation = self.gradient_accumulation_steps
         iterations = self.extra.get("num_iterations", 1)
         unit = self.per_device_train_batch_size * processes
-        generated = unit * self.extra.get("steps_per_generation", accumulation)
-        generated = self.extra.get("generation_batch_size", generated)
+        generated = self.generated(processes)
         if iterations != 1 or generated != unit * accumulation:
             raise UserError(
                 "process: this reward learns at every optimiser step, so each step needs rollouts of its own: "
@@ -166,7 +170,9 @@ def train(
 
     grpo.check_extra(GRPOConfig, "grpo")
     tokenizer = load_tokenizer(model)
-    pairs, too_long = _fitting(prepared.pairs, judge_format, tokenizer, grpo.max_prompt_length, group_size(order))
+    pairs, too_long = fitting_prompts(
+        prepared.pairs, judge_format, tokenizer, grpo.max_prompt_length, group_size(order)
+    )
     grpo.check_batch(processes(), order, len(pairs))
     announce_budget(
         model,
@@ -197,7 +203,7 @@ def train(
     return folder
 
 
-def _fitting(
+def fitting_prompts(
     pairs: Sequence[Pair], judge_format: JudgeFormat, tokenizer: Any, limit: int, group: int
 ) -> tuple[list[Pair], int]:
     """The pairs whose prompts are short enough, and how many are not; groups of neighbours stay or go together."""
@@ -245,7 +251,6 @@ def make_trainer(
     from trl import GRPOConfig, GRPOTrainer
 
     from nlhf.models import resolve, safe_messages
-    from nlhf.sampler import ShuffledRepeatSampler
 
     learning = judge_reward.process if isinstance(judge_reward.process, LearningReward) else None
 
@@ -255,7 +260,10 @@ def make_trainer(
 
         def _get_train_sampler(self, dataset=None):
             sampler = super()._get_train_sampler(dataset)
-            return ShuffledRepeatSampler.like(sampler, self, seed, group_size(order)) if sampler.shuffle else sampler
+            if not sampler.shuffle:
+                return sampler
+            sampler.shuffle = False
+            return ShuffledSampler(sampler, sampler.num_samples, self, seed, group_size(order))
 
         def _calculate_rewards(self, *arguments, **keywords):
             if learning:  # trl calls rewards in evaluation too, and does not tell them

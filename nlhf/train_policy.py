@@ -3,6 +3,8 @@
 Station of the path: Verdict -> rewards -> **trainer**, as `nlhf.train`, with a policy in the place of the judge. The
 reward is `nlhf.policy_reward.PolicyReward`; the trainer, its settings, the order of prompts and exact resuming are
 those of `nlhf.train`. A prompt travels as a `nlhf.pairs.Pair` whose responses are empty: only its conversation is used.
+Prompts of role-play (HER, arXiv 2601.21459) are conversations without their last turn
+(`nlhf.roleplay.conversations`).
 """
 
 import hashlib
@@ -16,15 +18,16 @@ from nlhf.comparer import Comparer, JudgeConfig
 from nlhf.config import ClassSpec
 from nlhf.errors import UserError
 from nlhf.evaluate import weights_hash
-from nlhf.generation.backends import BackendConfig, report_usage
+from nlhf.generation.backends import PATIENCE, BackendConfig, report_usage
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.policy_reward import PolicyReward, PolicyRewardConfig
-from nlhf.runs import check_run
+from nlhf.roleplay.conversations import ConversationConfig
+from nlhf.runs import MAY_DIFFER, check_run
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.rows import read_rows
-from nlhf.train import GRPOSettings, SamplesConfig, _fitting, make_trainer
+from nlhf.train import GRPOSettings, SamplesConfig, fitting_prompts, make_trainer
 from nlhf.training import announce_budget, begin_run, processes, run_trainer
 
 logger = logging.getLogger(__name__)
@@ -32,13 +35,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class PromptConfig:
-    """Where prompts come from: a file, or the conversations of a data set of pairs."""
+    """Where prompts come from: a file, the conversations of a data set of pairs, or conversations of a role-play."""
 
     file: str | None = None
     """JSONL, JSON, CSV, TSV or parquet with field prompt (or context): a text, or a list of {role, content}."""
 
     data: DataConfig | None = None
     """A data set of pairs; their conversations are the prompts, their responses are not used."""
+
+    conversations: ConversationConfig | None = None
+    """Dual-layer conversations, without their last turn; the response is a turn of who speaks that one."""
 
     limit: int | None = None
     """Keep the first N different prompts."""
@@ -47,8 +53,8 @@ class PromptConfig:
     """Pass over the first N different prompts."""
 
     def __post_init__(self):
-        if (self.file is None) == (self.data is None):
-            raise UserError("prompts: set either file or data")
+        if sum(source is not None for source in (self.file, self.data, self.conversations)) != 1:
+            raise UserError("prompts: set either file, data or conversations")
         if self.skip < 0 or (self.limit is not None and self.limit < 1):
             raise UserError("prompts.skip must not be negative and prompts.limit must be at least 1")
 
@@ -58,9 +64,12 @@ class PromptConfig:
         Raises:
             UserError: the source says what is wrong with it, a prompt ends with the assistant's turn, or none is left.
         """
-        rows = _read_prompts(self.file) if self.file is not None else load_pairs(self.data, seed=seed)
+        if self.conversations is not None:
+            rows = [conversation.prompt() for conversation in self.conversations.load(seed)]
+        else:
+            rows = map(_prompt, _read_prompts(self.file) if self.file else load_pairs(self.data, seed=seed))
         prompts: dict[str, Pair] = {}
-        for prompt in map(_prompt, rows):
+        for prompt in rows:
             prompts.setdefault(prompt.key, prompt)
         kept = list(prompts.values())[self.skip :][: self.limit]
         if not kept:
@@ -107,6 +116,8 @@ class PolicyValidationConfig:
                 raise UserError(f"validation.{name} must be at least 1, got {getattr(self, name)}")
 
 
+# How a server is asked, not what; and as elsewhere.
+_MAY_DIFFER = (*MAY_DIFFER, *(f"judge.{name}" for name in PATIENCE))
 _REWARD = PolicyRewardConfig()
 _SAMPLES = SamplesConfig()
 
@@ -143,7 +154,7 @@ def train_policy(
     """
     config = {k: v for k, v in locals().items() if k != "dry_run"}
     setup_logging()
-    check_run(out, config, resume)
+    check_run(out, config, resume, _MAY_DIFFER)
     reference = reference or model
     rows = prompts.load(seed)
     held_out = _held_out(validation, rows, seed)
@@ -155,11 +166,11 @@ def train_policy(
 
     from nlhf.callbacks import MetricsLog, attach, sample_writer
     from nlhf.models import load_tokenizer
-    from nlhf.policy_validation import Conversation, PolicyValidation, References
+    from nlhf.policy_validation import Conversation, PolicyValidation, PolicyWatch, References
 
     grpo.check_extra(GRPOConfig, "grpo")
     tokenizer = load_tokenizer(model)
-    rows, too_long = _fitting(rows, Conversation(), tokenizer, grpo.max_prompt_length, 1)
+    rows, too_long = fitting_prompts(rows, Conversation(), tokenizer, grpo.max_prompt_length, 1)
     grpo.check_batch(processes(), "given", len(rows))
     announce_budget(
         model,
@@ -174,7 +185,7 @@ def train_policy(
         return Path(out)
 
     comparer = Comparer(judge.load())
-    function = WithReferences(PolicyReward(comparer, reward, seed))
+    function = WithReferences(PolicyReward(comparer, reward, seed), rows)
     trainer = make_trainer(model, tokenizer, Conversation(), rows, function, grpo, Path(out), seed, "given")
     references = References(trainer, reference, grpo, seed, Path(out) if resume else None)
     function.texts = references(rows) if reward.kind == "reference" else [None] * len(rows)
@@ -188,7 +199,7 @@ def train_policy(
     }
     if manifest["judge"]["weights"] and manifest["judge"]["weights"] == weights_hash(model, BackendConfig()):
         logger.warning("judge and policy are the same model, which favours what it would write itself")
-    folder = begin_run(trainer, out, config, resume, manifest)
+    folder = begin_run(trainer, out, config, resume, manifest, _MAY_DIFFER)
     references.save(folder)
     function.reward.record = sample_writer(trainer, folder, samples.every, samples.count)
     log = MetricsLog(folder)
@@ -197,7 +208,7 @@ def train_policy(
         keeps_best = PolicyValidation(
             validation, trainer, folder, held_out, held_out_texts, tokenizer, grpo, function.reward, log
         )
-    attach(trainer, log, keeps_best)
+    attach(trainer, log, keeps_best, PolicyWatch())
     try:
         run_trainer(trainer, folder, resume)
     finally:
@@ -210,20 +221,19 @@ def _held_out(validation: PolicyValidationConfig | None, training: Sequence[Pair
     if validation is None:
         return []
     prompts, known = validation.prompts.load(seed), {prompt.key for prompt in training}
-    shared = [prompt.id for prompt in prompts if prompt.key in known]
+    groups = {prompt.group for prompt in training if prompt.group}
+    shared = [prompt.id for prompt in prompts if prompt.key in known or prompt.group in groups]
     if shared:
         raise UserError(
-            f"{len(shared)} of {len(prompts)} held-out prompts are trained on too, for example {shared[0]!r}; use "
-            "prompts.limit and validation.prompts.skip, or another split"
+            f"{len(shared)} of {len(prompts)} held-out prompts are trained on too, or belong to a group that is, for "
+            f"example {shared[0]!r}; use prompts.limit and validation.prompts.skip, or another split"
         )
     return prompts
 
 
 def _check_whole_groups(grpo: GRPOSettings) -> None:
     """A tournament needs all responses to a prompt in one process."""
-    generated = grpo.per_device_train_batch_size * grpo.extra.get(
-        "steps_per_generation", grpo.gradient_accumulation_steps
-    )
+    generated = grpo.generated(processes()) // processes()
     if processes() > 1 and generated % grpo.num_generations:
         raise UserError(
             f"reward.kind tournament needs whole groups in each process, but {generated} responses a process are not "
@@ -242,11 +252,20 @@ class WithReferences:
     __name__ = PolicyReward.__name__
     process = None
 
-    def __init__(self, reward: PolicyReward):
+    def __init__(self, reward: PolicyReward, prompts: Sequence[Pair]):
+        from nlhf.policy_validation import judged
+
         self.reward = reward
+        self.scenes = [judged(prompt) for prompt in prompts]
         self.texts: list[str | None] = []
 
     def __call__(self, pair_index: Sequence[int], **columns: Any) -> list[float]:
         """See `nlhf.policy_reward.PolicyReward`."""
         texts = [self.texts[i] for i in pair_index]
-        return self.reward(reference=None if None in texts else texts, **columns)
+        scenes, characters = zip(*(self.scenes[i] for i in pair_index), strict=True)
+        return self.reward(
+            reference=None if None in texts else texts,
+            scenes=scenes,
+            characters=None if None in characters else characters,
+            **columns,
+        )

@@ -1,4 +1,4 @@
-"""What cold start and reinforcement share: training pairs, the order they are shown in, checkpoints and resuming.
+"""What cold start and reinforcement share: training pairs, settings, the budget, checkpoints and resuming.
 
 Station of the path: Pair -> **trainer**. The trainers themselves are those of transformers and trl; everything here and
 in `nlhf.callbacks` is preparation and watching.
@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from nlhf.config import ClassSpec, OptimizationConfig, Presentation
+from nlhf.config import ClassSpec, OptimizationConfig, Presentation, check_optimizer
 from nlhf.errors import UserError
 from nlhf.files import read_jsonl, write_json, write_jsonl
 from nlhf.formats.base import JudgeFormat
-from nlhf.judge import shown_pairs
+from nlhf.generation import SamplingConfig
 from nlhf.manifest import build_manifest
 from nlhf.models import ModelConfig
-from nlhf.pairs import Pair, swap_at_random
-from nlhf.runs import open_run
+from nlhf.pairs import Pair
+from nlhf.runs import MAY_DIFFER, open_run
+from nlhf.sampler import group_size, put_in_order
 from nlhf.sources import DataConfig, load_pairs
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,17 @@ class RolloutSettings(OptimizationConfig):
             raise UserError(
                 f"{self.section}.num_generations must be at least {self.fewest}{reason}, got {self.num_generations}"
             )
+        for name in ("max_prompt_length", "max_completion_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{self.section}.{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"{self.section}.top_p must lie in (0, 1], got {self.top_p}")
+        variables = self.extra.get("chat_template_kwargs")
+        if isinstance(variables, dict):  # else its type will be refused
+            try:
+                SamplingConfig(chat_template_kwargs=variables)
+            except UserError as error:
+                raise UserError(str(error).replace("sampling.", f"{self.section}.extra.")) from None
         if self.temperature <= 0:
             raise UserError(
                 f"{self.section}.temperature must be positive (rollouts must differ), got {self.temperature}"
@@ -147,8 +159,10 @@ def training_pairs(
     """Load, check and order the pairs of a training run.
 
     Raises:
-        UserError: a pair has no label, two sources hold the same pair id, or nothing is left.
+        UserError: the format gives no verdict, a pair has no label, two sources hold the same pair id, or nothing is
+            left.
     """
+    require_verdicts(judge_format, "format")
     if not sources:
         raise UserError("data: name at least one source to train on")
     pairs: list[Pair] = []
@@ -176,29 +190,13 @@ def training_pairs(
     return TrainingData(put_in_order(pairs, order, seed), manifests)
 
 
-def put_in_order(pairs: Sequence[Pair], order: Presentation, seed: int) -> list[Pair]:
-    """Pairs as a judge will see them: exchanged by a seeded coin, in both orders (side by side), or as given."""
-    if order == "random":
-        return swap_at_random(pairs, seed)
-    if order == "both":
-        return [shown for _, shown in shown_pairs(pairs)]
-    return list(pairs)
-
-
-def group_size(order: Presentation) -> int:
-    """How many neighbouring rows stay together when rows are shuffled: both orders of a pair share a batch."""
-    return 2 if order == "both" else 1
-
-
-def shuffled(rows: int, group: int, seed: int) -> list[int]:
-    """A permutation of ``range(rows)`` that keeps groups of neighbours together; it depends on the seed alone.
-
-    Seeds of the form run's seed + epoch make a resumed run see the order that an uninterrupted one would have seen.
-    """
-    import torch
-
-    starts = torch.randperm(rows // group, generator=torch.Generator().manual_seed(seed)) * group
-    return [start + i for start in starts.tolist() for i in range(group)]
+def require_verdicts(judge_format: JudgeFormat, where: str) -> None:
+    """Raise `UserError` for a format that rates one response at a time: no reply of its says which one is better."""
+    if judge_format.pointwise:
+        raise UserError(
+            f"{where}: {judge_format.name!r} shows one response and rates it, so a reply has no verdict to learn from; "
+            "choose a format that shows both"
+        )
 
 
 def announce_budget(
@@ -222,14 +220,24 @@ def announce_budget(
         generates: The completions are sampled during training.
         reference: A copy of the model is kept.
         logit_positions: Positions whose logits are held at once; null for all of a batch.
+
+    Raises:
+        UserError: the completion alone fills the model's context.
     """
+    from nlhf.models import load_config
+
+    config = load_config(model.name, model.revision, model.trust_remote_code)
+    window = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if window and completion_tokens >= window:
+        raise UserError(
+            f"a completion of {completion_tokens} tokens leaves no room for a prompt in the model's context of {window}"
+        )
     if os.environ.get("RANK", "0") != "0":
         return
     import torch
     from rich.console import Console
 
     from nlhf.budget import Workload, estimate
-    from nlhf.models import load_config
 
     on_gpu = torch.cuda.is_available()
     weights, autocast = training_dtype(model)
@@ -254,7 +262,7 @@ def announce_budget(
     console = Console(stderr=True)
     scale = f"{steps} steps of {step} sequences on {processes()} process(es), weights in {weights}"
     console.print(f"{model.name}: {scale}", soft_wrap=True, markup=False, highlight=False)
-    console.print(estimate(load_config(model.name, model.revision, model.trust_remote_code), work).render())
+    console.print(estimate(config, work).render())
 
 
 def training_dtype(model: ModelConfig) -> tuple[str, bool]:
@@ -305,9 +313,11 @@ def loading_arguments(model: ModelConfig) -> dict[str, Any]:
 def configured(config_class: type, arguments: Mapping[str, Any], section: str) -> Any:
     """A trainer's own configuration; what it has against the values is a `UserError` that names the section."""
     try:
-        return config_class(**arguments)
-    except (ValueError, TypeError) as error:
+        settings = config_class(**arguments)
+        check_optimizer(settings)
+    except (ValueError, TypeError, ImportError) as error:
         raise UserError(f"{section}: {error}") from error
+    return settings
 
 
 def processes() -> int:
@@ -328,14 +338,21 @@ def for_training(model: ModelConfig) -> ModelConfig:
     return replace(model, dtype=training_dtype(model)[0])
 
 
-def begin_run(trainer: Any, out: str, config: Mapping[str, Any], resume: bool, manifest: Mapping[str, Any]) -> Path:
+def begin_run(
+    trainer: Any,
+    out: str,
+    config: Mapping[str, Any],
+    resume: bool,
+    manifest: Mapping[str, Any],
+    may_differ: Sequence[str] = MAY_DIFFER,
+) -> Path:
     """Open the folder of a run and write its manifest, in the first process.
 
     Everything that can fail for a reason of the user's comes before it: a folder that is begun would be in the way of
     the next try.
     """
     if trainer.accelerator.is_main_process:
-        folder = open_run(out, config, resume)
+        folder = open_run(out, config, resume, may_differ)
         write_json(folder / "manifest.json", manifest)
     trainer.accelerator.wait_for_everyone()
     return Path(out)
@@ -366,9 +383,10 @@ def _complete(checkpoint: Path) -> bool:
 def forget_after(folder: Path, step: int) -> None:
     """Cut logs back to what was known after ``step`` steps: a resumed run repeats what an interrupted one did then.
 
-    A row of metrics comes after its step, a sample (numbered from 0) is drawn before the step is taken.
+    A row of metrics (and a held-out response) comes after its step, a sample (numbered from 0) is drawn before the step
+    is taken.
     """
-    for name, end in (("metrics.jsonl", step + 1), ("samples.jsonl", step)):
+    for name, end in (("metrics.jsonl", step + 1), ("held_out.jsonl", step + 1), ("samples.jsonl", step)):
         path = folder / name
         if path.is_file():
             write_jsonl(path, [row for _, row in read_jsonl(path, skip_torn=True) if row.get("step", 0) < end])

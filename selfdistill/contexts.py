@@ -20,23 +20,31 @@ _RESPONSE_NOUNS = ("response", "assistant", "answer", "chatbot", "candidate")
 _SIDES = {"A": "A", "B": "B", "1": "A", "2": "B"}
 
 
-def name_responses(text: str, naming: str = "Assistant {}'s response") -> str:
+NAMING = "Assistant {}'s response"
+"""What SDRM's prompt calls a response."""
+
+
+def name_responses(text: str, naming: str = NAMING) -> str:
     """Re-word "Response 1", "Chatbot B's answer" and the like to "Assistant A's response" and "Assistant B's response".
 
     The text must already be in the order shown: `HumanCritique.swap` exchanges the names.
 
     Args:
         text: Free text.
-        naming: The name to give, ``{}`` for A or B.
+        naming: The name to give, ``{}`` for A or B, ``{lower}`` for a or b, ``{number}`` for 1 or 2.
     """
 
     def rename(match: re.Match) -> str:
         names = [n for n in (match["name"], match["second"]) if n]
         if not match["noun"].lower().startswith(_RESPONSE_NOUNS) or not set(names) <= set(_SIDES):
             return match[0]
-        return (match["joint"] or "").join(naming.format(_SIDES[n]) for n in names)
+        return (match["joint"] or "").join(_name(_SIDES[n], naming) for n in names)
 
     return _NAMED.sub(rename, text)
+
+
+def _name(side: str, naming: str) -> str:
+    return naming.format(side, lower=side.lower(), number=1 + "AB".index(side))
 
 
 def rationale(pair: Pair) -> str:

@@ -114,6 +114,13 @@ def divergence(log_p: Tensor, log_q: Tensor, kind: Kind = "reverse", beta: float
     return ((1 - beta) * log_p.exp() * (r - s) - beta * log_q.exp() * s).sum(-1)
 
 
+def check_vocabularies(student: Head, teacher: Head) -> None:
+    """Raise `UserError` unless both heads are over equally many tokens."""
+    own, other = len(student.weight), len(teacher.weight)
+    if own != other:
+        raise UserError(f"student and teacher must share a vocabulary: {own} and {other} tokens")
+
+
 @torch.no_grad()
 def score(
     student_hidden: Tensor,
@@ -141,9 +148,8 @@ def score(
         UserError: the vocabularies differ.
     """
     objective = objective or Objective()
+    check_vocabularies(student, teacher)
     vocab = student.weight.shape[0]
-    if teacher.weight.shape[0] != vocab:
-        raise UserError(f"student and teacher must share a vocabulary: {vocab} and {teacher.weight.shape[0]} tokens")
     student, teacher = for_products(student), for_products(teacher)
     full = objective.support == "full"
     n, k = len(student_hidden), min(objective.top_k, vocab)

@@ -21,7 +21,7 @@ from nlhf.generation import SamplingConfig, TransformersGenerator, inference
 from nlhf.judge import Reply
 from nlhf.pairs import Pair
 from selfdistill.contexts import Context
-from selfdistill.divergence import score
+from selfdistill.divergence import check_vocabularies, score
 from selfdistill.head import Head
 from selfdistill.judged import Judged
 from selfdistill.selection import select
@@ -80,7 +80,9 @@ def measure(
     check_samples(samples, sampling.temperature)
     masked_fraction(rho)
     slot = slot or slot_of(judge_format)
-    limit = max_teacher_prompt or _room(model, sampling)
+    limit = _room(model, sampling) if max_teacher_prompt is None else max_teacher_prompt
+    teacher = model if teacher is None else teacher
+    check_vocabularies(Head.of(model), Head.of(teacher))
     prompts = _teacher_prompts(tokenizer, judge_format, pairs, feedback, slot, limit, sampling, counts)
     generator = TransformersGenerator(model, tokenizer, sampling)
     replies = generator.generate([judge_format.render(pair) for pair, _ in prompts], samples, progress)
@@ -93,7 +95,6 @@ def measure(
     # By length: neighbours need little padding.
     order = sorted(range(len(rows)), key=lambda i: -len(rows[i].teacher.ids) - len(rows[i].reply.ids))
     judged: dict[int, Judged] = {}
-    teacher = model if teacher is None else teacher
     with inference(model), inference(teacher):
         for start in range(0, len(order), sampling.batch_size):
             batch = order[start : start + sampling.batch_size]

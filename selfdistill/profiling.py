@@ -20,8 +20,9 @@ from nlhf.manifest import build_manifest
 from nlhf.models import ModelConfig, load_model, load_tokenizer, model_hash
 from nlhf.pairs import Pair
 from nlhf.runs import check_run, open_run
+from nlhf.sampler import put_in_order
 from nlhf.sources import DataConfig, load_pairs
-from nlhf.training import put_in_order
+from nlhf.training import require_verdicts
 from selfdistill.contexts import Context, get_context, shuffle_critiques
 from selfdistill.judged import Judged, summarize, write_judged
 from selfdistill.profile import Profile
@@ -70,7 +71,9 @@ def profile(
         prompt_file: Jinja template that replaces the format's own prompt.
         context: What the teacher is told: rationale, per_response_feedback, rubric, gold_verdict or sandbox_note.
         shuffled: Give each pair the critiques of another one: the control.
-        feedback_after: Text of the prompt that the feedback follows, for a prompt of your own.
+        feedback_after: Text of the prompt that the feedback follows, for a prompt of your own or a format without a
+            place for it. The feedback calls the responses as the format's own prompt does; beside a prompt_file
+            "Assistant A's response" and "Assistant B's response".
         feedback_before: Text of the prompt that it precedes; only one of both.
         teacher: Another model as the teacher; null is the judge itself, as at the start of training.
         pairs: How many pairs, chosen by the seed.
@@ -93,10 +96,13 @@ def profile(
     setup_logging()
     if pairs < 1 or shown < 0:
         raise UserError(f"pairs must be at least 1 and shown at least 0, got {pairs} and {shown}")
+    if max_teacher_prompt is not None and max_teacher_prompt < 1:
+        raise UserError(f"max_teacher_prompt must be at least 1, got {max_teacher_prompt}")
     check_samples(samples, sampling.temperature)
     masked_fraction(rho)
     check_run(out, config)
     judge_format = get_format(format, prompt_file)
+    require_verdicts(judge_format, "format")
     slot, feedback = slot_of(judge_format, feedback_after, feedback_before), get_context(context, shuffled)
     drops: Counter = Counter()
     everything = load_pairs(data, drops, seed)
@@ -104,11 +110,17 @@ def profile(
 
     from selfdistill.measure import measure
 
+    tokenizer = load_tokenizer(model)
+    if teacher and load_tokenizer(teacher).get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            f"teacher {teacher.name!r} has another vocabulary than model {model.name!r}: it cannot read the same "
+            "tokens; choose a model of the same family, or leave out teacher"
+        )
     student, counts = load_model(model), Counter()
     logger.info("drawing %d rollouts of each of %d pairs", samples, len(chosen))
     judged = measure(
         student,
-        load_tokenizer(model),
+        tokenizer,
         judge_format,
         put_in_order(chosen, order, seed),
         feedback,

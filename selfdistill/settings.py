@@ -37,10 +37,11 @@ def masked_fraction(rho: float | str | Fraction) -> Fraction:
 
 def check_samples(samples: int, temperature: float) -> None:
     """Raise `UserError` unless so many rollouts of a pair can be drawn, and differ."""
-    if samples < 1:
-        raise UserError(f"samples must be at least 1, got {samples}")
-    if samples > 1 and not temperature:
-        raise UserError(f"samples is {samples} but sampling.temperature is 0, which would repeat one reply")
+    from nlhf.evaluate import sampling_problems
+    from nlhf.generation import SamplingConfig
+
+    if problems := sampling_problems(samples, SamplingConfig(temperature=temperature)):
+        raise UserError("; ".join(problems))
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nlhf.errors import UserError
+from nlhf.formats import get_format
 from nlhf.formats.base import JudgeFormat, Message
 from nlhf.models import render_chat
 from nlhf.pairs import Pair
-from selfdistill.contexts import name_responses
+from selfdistill.contexts import NAMING, name_responses
 from selfdistill.settings import Mode
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ class Slot:
         after: The text that z follows.
         before: The text that z precedes.
         lead: What stands between the text before and z, and is left out with an empty z.
-        naming: What the prompt calls a response, ``{}`` for A or B: z does the same. Empty leaves z as it is.
+        naming: What the prompt calls a response: z does the same. Empty leaves z as it is. See `name_responses`.
     """
 
     after: str = ""
     before: str = ""
     lead: str = "\n\n"
-    naming: str = "Assistant {}'s response"
+    naming: str = NAMING
 
     def insert(self, prompt: str, z: str) -> str:
         """The prompt with z inserted and nothing else changed; the prompt itself when z is blank.
@@ -60,9 +61,33 @@ class Slot:
         return name_responses(z, self.naming) if self.naming else z
 
 
+NAMES = {
+    "arena_hard": "Assistant {}'s answer",
+    "auto_j": "Response {number}",
+    "deepseek_grm": "Response {number}",
+    "her_rm": "cand_{number}",
+    "her_rm_teacher": "cand_{number}",
+    "j1": "Assistant {}'s answer",
+    "judgelrm": "Assistant {number}'s answer",
+    "llmbar": "Output ({lower})",
+    "nemotron_genrm": "response_{number}",
+    "prometheus2": "Response {}",
+    "rewardbench": "Assistant {}'s answer",
+    "rewardbench2": "Assistant {}'s answer",
+    "rm_nlhf": "Chatbot {}'s response",
+    "rm_r1": "Chatbot {}'s response",
+    "rrm": "Assistant {number}'s response",
+    "sandbox": "",
+    "sdrm": "Assistant {}'s response",
+    "skywork_critic": "Assistant {}'s answer",
+    "think_rm": "Assistant {}'s response",
+    "think_rm_strength": "Assistant {}'s response",
+}
+"""What each judge format's own prompt calls a response; see `name_responses`."""
+
 SLOTS = {
     "sdrm": Slot(after="[End of Assistant B's Response]"),
-    "rm_nlhf": Slot(after="[The End of Chatbot B's Response]", naming="Chatbot {}'s response"),
+    "rm_nlhf": Slot(after="[The End of Chatbot B's Response]", naming=NAMES["rm_nlhf"]),
     "sandbox": Slot(before=" judge", lead=" note: ", naming=""),
 }
 """The slot of each judge format. A blank line follows the marker of the first two, so that z stands by itself."""
@@ -82,7 +107,10 @@ def slot_of(judge_format: JudgeFormat, after: str | None = None, before: str | N
     if after and before:
         raise UserError("give feedback_after or feedback_before, not both: the feedback has one place")
     if after or before:
-        return Slot(after=after or "", before=before or "")
+        # A prompt file may call the responses anything.
+        own = judge_format.prompt_text == get_format(judge_format.name).prompt_text
+        naming = NAMES.get(judge_format.name, NAMING) if own else NAMING
+        return Slot(after=after or "", before=before or "", naming=naming)
     if judge_format.name not in SLOTS:
         raise UserError(
             f"format {judge_format.name!r} has no place for the teacher's feedback; formats that have: "

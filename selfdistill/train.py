@@ -72,7 +72,9 @@ def train(
         prompt_file: Jinja template that replaces the format's own prompt.
         context: What the teacher is told: rationale, per_response_feedback, rubric, gold_verdict or sandbox_note.
         shuffled: Give each pair the critiques of another one: the control.
-        feedback_after: Text of the prompt that the feedback follows, for a prompt of your own.
+        feedback_after: Text of the prompt that the feedback follows, for a prompt of your own or a format without a
+            place for it. The feedback calls the responses as the format's own prompt does; beside a prompt_file
+            "Assistant A's response" and "Assistant B's response".
         feedback_before: Text of the prompt that it precedes; only one of both.
         order: random exchanges A and B by a seeded coin before training begins; sdrm.exchange does in odd epochs.
         validation: Held-out pairs to choose the best model by.

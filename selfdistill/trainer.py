@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from transformers import TrainerCallback
 from trl import DistillationConfig, DistillationTrainer
-from trl.trainer.utils import pad
+from trl.trainer.utils import RepeatSampler, pad
 
 from nlhf.errors import UserError
 from nlhf.rewards import RewardConfig, Rollout, well_formed
-from nlhf.sampler import ShuffledRepeatSampler, epoch_of
+from nlhf.sampler import ShuffledSampler, epoch_of
 from selfdistill.head import Head
 from selfdistill.loss import Positions, States, look, loss_at
 from selfdistill.prompts import Prompt, Prompts
@@ -87,12 +87,12 @@ class SDRMTrainer(DistillationTrainer):
 
     # ---------------------------------------------------------------------------------------------------- rollouts
 
-    def _get_train_sampler(self, dataset: Any = None) -> ShuffledRepeatSampler:
+    def _get_train_sampler(self, dataset: Any = None) -> ShuffledSampler:
         parent = super()._get_train_sampler(dataset)
         n = self.settings.num_generations
-        return ShuffledRepeatSampler(
-            parent.data_source, n, parent.batch_size // n, parent.repeat_count, self, self.args.seed
-        )
+        rows = parent.data_source
+        repeats = RepeatSampler(rows, n, parent.batch_size // n, parent.repeat_count, shuffle=False)
+        return ShuffledSampler(repeats, len(rows), self, self.args.seed)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         exchanged = self.settings.exchange and epoch_of(self) % 2 == 1

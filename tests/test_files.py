@@ -1,5 +1,6 @@
 """Files are whole or absent, JSON is valid JSON, and an error names file and line."""
 
+import errno
 import json
 import os
 import stat
@@ -11,8 +12,11 @@ from nlhf.errors import UserError
 from nlhf.files import (
     append_jsonl,
     check_appendable,
+    check_yaml,
+    from_json,
     read_json,
     read_jsonl,
+    read_yaml,
     to_json,
     write_json,
     write_jsonl,
@@ -182,16 +186,119 @@ def test_a_document_that_is_no_object_is_named(tmp_path, text):
         read_json(tmp_path / "f.json")
 
 
+# ------------------------------------------------------------------------------------- of two values none is the right
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"a": 1, "label": "A", "label": "B"}', "label"),
+        ('{"meta": {"deep": [{"x": null, "x": null}]}}', "x"),
+        ('{"é": 1, "\\u00e9": 2}', "é"),
+    ],
+    ids=["top", "deep", "escaped"],
+)
+def test_a_field_that_comes_twice_is_named_with_its_line(tmp_path, text, name):
+    (tmp_path / "f.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=rf"f\.json: field '{name}' comes twice"):
+        read_json(tmp_path / "f.json")
+    (tmp_path / "f.jsonl").write_text('{"a": 1}\n' + text + "\n", encoding="utf-8")
+    for skip_torn in (False, True):  # a line that a kill tore is not JSON at all
+        with pytest.raises(UserError, match=rf"f\.jsonl:2: field '{name}' comes twice"):
+            list(read_jsonl(tmp_path / "f.jsonl", skip_torn))
+
+
+def test_equal_names_in_several_objects_are_no_repetition():
+    text = '[{"a": {"a": 1}}, {"a": 2}]'
+    assert from_json(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 1\nb: 2\na: 3", "x:\n- {a: 1, a: 1}", '{"a": 1, "a": 2}', "x: &n {a: 1, 'a': 2}\ny: *n"],
+    ids=["top", "deep", "json", "quoted"],
+)
+def test_a_key_that_comes_twice_in_a_yaml_is_named_with_its_line(tmp_path, text):
+    (tmp_path / "f.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"f\.yaml: 'a' comes twice; leave one out in line \d, column \d"):
+        read_yaml(tmp_path / "f.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: {a: 1}\nb: {a: 1}", "b: &b {a: 1}\nx: {<<: *b, a: 2}", "b: &b {a: 1}\nx: *b\ny: *b", "1: x\n'1': y", ""],
+    ids=["levels", "merge", "alias", "number and text", "empty"],
+)
+def test_keys_that_only_look_alike_are_no_repetition(text):
+    check_yaml(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 900 + "]" * 900, "brackets within brackets"),
+        ("[" * 20_000, "f.yaml: "),
+        ("- 1", "got a list"),
+        ("a: [", "f.yaml: "),
+        ("x: " + "9" * 5000, "f.yaml: "),
+        ("x: 2026-05-40", "f.yaml: "),
+        (b"x: \xe9", "f.yaml: "),
+    ],
+    ids=["deep", "unfathomable", "list", "unfinished", "digits", "date", "latin-1"],
+)
+def test_a_yaml_that_cannot_be_read_is_one_message(tmp_path, text, message):
+    (tmp_path / "f.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as caught:
+        read_yaml(tmp_path / "f.yaml")
+    assert message in str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------ appending
+
+
 @pytest.mark.parametrize(
     ("where", "message"),
-    [("folder", "it is a folder"), ("file/ledger", "file is a file"), ("x" * 300, "too long")],
-    ids=["folder", "under-a-file", "long-name"],
+    [
+        ("folder", "it is a folder"),
+        ("file/ledger", "file is a file"),
+        ("x" * 300, "too long"),
+        ("loop", "symbolic links"),
+        ("to-folder", "it is a folder"),
+        ("to-nowhere/ledger", "Not a directory|is a file"),
+    ],
+    ids=["folder", "under-a-file", "long-name", "loop", "link-to-folder", "link-to-below-a-file"],
 )
 def test_where_nothing_can_be_appended_is_said_before(tmp_path, where, message):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("pool")
+    (tmp_path / "pool").symlink_to("loop")
+    (tmp_path / "to-folder").symlink_to("folder")
+    (tmp_path / "to-nowhere").symlink_to("file/gone")
     with pytest.raises(UserError, match=message):
         check_appendable(tmp_path / where)
+    with pytest.raises(UserError, match="cannot write"):  # it would have failed
+        append_jsonl(tmp_path / where, {})
+
+
+def test_a_file_that_may_not_be_written_is_said_before(tmp_path, monkeypatch):
+    (tmp_path / "ledger").write_text('{"kept": 1}\n')
+
+    def refuse(path, flags, *mode):
+        assert flags & (os.O_RDWR | os.O_WRONLY)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(files.os, "open", refuse)
+    with pytest.raises(UserError, match="Permission denied"):
+        check_appendable(tmp_path / "ledger")
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_is_written_through(tmp_path):
+    (tmp_path / "ledger").symlink_to("real")
+    check_appendable(tmp_path / "ledger")
+    assert not (tmp_path / "real").exists()
+    append_jsonl(tmp_path / "ledger", {"a": 1})
+    assert list(read_jsonl(tmp_path / "real")) == [(1, {"a": 1})]
 
 
 def test_checking_for_appending_writes_nothing(tmp_path):

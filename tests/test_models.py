@@ -413,7 +413,7 @@ def test_sentence_encoder_from_a_package_knows_what_is_alike(hub):
 
 def test_words_that_a_tokenizer_lacks_are_a_message():
     tokenizer = load_tokenizer(ModelConfig("package:nlhf"))
-    with pytest.raises(UserError, match="has no token for a word of the prompt"):
+    with pytest.raises(UserError, match="has no token for a word of the text"):
         render_chat(tokenizer, [{"role": "user", "content": "xyzzy"}])
 
 

@@ -29,9 +29,10 @@ from nlhf.formats import get_format
 from nlhf.models import ModelConfig, load_model, load_tokenizer, resolve
 from nlhf.pairs import HumanCritique, Pair, Turn
 from nlhf.rewards import JudgeReward, RewardConfig
+from nlhf.sampler import put_in_order, shuffled
 from nlhf.sources import DataConfig, load_pairs
-from nlhf.train import GRPOSettings, _fitting, make_trainer
-from nlhf.training import forget_after, last_checkpoint, put_in_order, shuffled, training_dtype
+from nlhf.train import GRPOSettings, fitting_prompts, make_trainer
+from nlhf.training import forget_after, last_checkpoint, training_dtype
 
 START = "package:nlhf"
 ROOT = Path(__file__).resolve().parents[1]
@@ -503,7 +504,7 @@ def test_a_pair_that_is_too_long_in_one_order_goes_in_both():
         for i, b in enumerate(["x", "long", "y"])
     ]
     shown = put_in_order(pairs, "both", 0)
-    kept, dropped = _fitting(shown, LongerOneWay(), tokenizer, limit=30, group=2)
+    kept, dropped = fitting_prompts(shown, LongerOneWay(), tokenizer, limit=30, group=2)
     assert ([p.id for p in kept], dropped) == (["0", "0", "2", "2"], 2)
     learned, dropped = tokenize(tokenizer, LongerOneWay(), shown, ColdStartConfig(max_length=30), group=2)
     assert (len(learned), dropped) == (4, 2)

@@ -237,7 +237,11 @@ def test_what_is_no_prompt_is_said(tmp_path, row, message):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({}, "either file or data"), ({"file": "f", "limit": 0}, "at least 1"), ({"file": "f", "skip": -1}, "negative")],
+    [
+        ({}, "either file, data or conversations"),
+        ({"file": "f", "limit": 0}, "at least 1"),
+        ({"file": "f", "skip": -1}, "negative"),
+    ],
 )
 def test_prompt_settings_that_cannot_be(options, message):
     with pytest.raises(UserError, match=message):

@@ -28,6 +28,7 @@ SOURCES = {
     "rewardbench2": "nlhf.sources.rewardbench2",
     "rm_bench": "nlhf.sources.rm_bench",
     "rm_nlhf": "nlhf.sources.rm_nlhf",
+    "roleplay": "nlhf.sources.roleplay",
     "sandbox": "nlhf.sources.sandbox",
     "tulu3_pref": "nlhf.sources.tulu3_pref",
 }
@@ -38,8 +39,8 @@ class DataConfig:
     """One data set to load."""
 
     source: str
-    """Name of the data set: comve, defacto, helpsteer3, jsonl (your own file, CSV and parquet too), rm_nlhf, sandbox or
-    tulu3_pref; or a benchmark: judgebench, llmbar, pandalm, rewardbench, rewardbench2 or rm_bench."""
+    """Name of the data set: comve, defacto, helpsteer3, jsonl (your own file, CSV and parquet too), rm_nlhf, roleplay,
+    sandbox or tulu3_pref; or a benchmark: judgebench, llmbar, pandalm, rewardbench, rewardbench2 or rm_bench."""
 
     split: str = "train"
     """Part of the data set."""

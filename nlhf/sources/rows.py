@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nlhf.errors import UserError, nearest
-from nlhf.files import read_jsonl
+from nlhf.files import from_json, read_jsonl
 from nlhf.pairs import Pair
 
 Row = tuple[str, dict[str, Any]]
@@ -147,7 +147,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Any]]:
         yield from read_jsonl(path)
         return
     try:
-        yield from enumerate(json.loads(text), start=1)
+        yield from enumerate(from_json(text), start=1)
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets within brackets

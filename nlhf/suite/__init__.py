@@ -19,16 +19,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nlhf.errors import UserError, nearest
-from nlhf.files import check_appendable
+from nlhf.files import check_appendable, read_yaml
 from nlhf.runs import check_seed, holds_run, open_run
 from nlhf.suite.board import Board
 
 VERBS = {
     "cold-start": "nlhf.cold_start:cold_start",
     "train": "nlhf.train:train",
+    "train-policy": "nlhf.train_policy:train_policy",
     "evaluate": "nlhf.evaluate:evaluate",
 }
 START = "start"
+_LONGEST_NAME = 200  # file systems end at 255 bytes, and a log or a test adds to it
 _ANY_MODEL = "package:nlhf"  # stands for the one that is not trained yet, while a configuration is checked
 # Settings that change how a suite is run or shown, not what its runs compute.
 _MAY_DIFFER = ("out", "workers", "threads", "ledger", "metrics", "baseline")
@@ -42,7 +44,8 @@ class Stage:
     """YAML file of the verb."""
 
     verb: str = "train"
-    """cold-start, train or evaluate, or a verb of a package that builds on this one, after its name: metarm train."""
+    """cold-start, train or evaluate, and in a step of prepare train-policy; or a verb of a package that builds on this
+    one, after its name: metarm train."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """Values that replace the YAML's, by dotted key; a number picks from a list: {data.0.labelled_fraction: 0.25}. In a
@@ -64,7 +67,10 @@ class Stage:
         except (ImportError, AttributeError, TypeError, ValueError):  # a name like "..a" is no package
             verbs = {}
         if verb not in verbs:
-            raise UserError(f"unknown verb {self.verb!r} in a suite; known: {', '.join(VERBS)}, metarm train, ...")
+            raise UserError(
+                f"unknown verb {self.verb!r} in a suite, which trains judges and measures them; known: "
+                f"{', '.join(VERBS)}, metarm train, ..."
+            )
         return verbs[verb][0]
 
     @property
@@ -207,6 +213,8 @@ def _check(
             raise UserError(f"{what}: name at least one")
         if len(set(values)) < len(values) or "" in values:
             raise UserError(f"{what}: each needs a folder name of its own, got {', '.join(map(repr, values))}")
+        if longest := next((v for v in values if len(v.encode()) > _LONGEST_NAME), None):
+            raise UserError(f"{what}: {longest!r} is too long for the name of a folder; at most {_LONGEST_NAME} bytes")
     if START in map(slug, [*names, *(step.name for step in prepare)]):
         raise UserError(f"{START!r} is the name of the common start; name the arm or step otherwise")
     if baseline not in names:
@@ -243,6 +251,11 @@ def _check_stage(
     if (stage.verb == "evaluate") != judges:
         needed = "evaluate" if judges else "one that trains: cold-start, train, metarm train, ..."
         raise UserError(f"{where}: verb is {stage.verb!r}, but it must be {needed}")
+    if stage.verb == "train-policy" and not where.startswith("step "):
+        raise UserError(
+            f"{where}: {stage.verb} is for a step of prepare; a suite, which trains judges and measures them, judges "
+            "no pair with a policy"
+        )
     try:
         values = _values(stage, {"model.name": model} if model else {}, {name: slug(name) for name in known})
         read(stage.target, stage.prog, {**values, "out": "out", "seed": 0, "resume": False})
@@ -356,33 +369,26 @@ def _filled(value: Any, folders: Mapping[str, str]) -> Any:
     return re.sub(r"\{([^{}]+)\}", folder, value)
 
 
-def read_yaml(path: str) -> dict[str, Any]:
-    """A YAML file as a dict."""
-    import yaml
-
-    try:
-        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: a configuration holds options with values, got a {type(values).__name__}")
-    return values
-
-
 def set_key(values: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Set a dotted key in nested dicts and lists.
 
     Raises:
         UserError: the key leads through something that is neither.
     """
-    *parents, last = (int(part) if part.isdigit() else part for part in key.split("."))
     node: Any = values
     try:
+        *parents, last = key.split(".")
         for part in parents:
-            node = node[part] if isinstance(part, int) else node.setdefault(part, {})
-        node[last] = value
-    except (IndexError, TypeError, AttributeError, KeyError):
+            node = node[_index(part)] if isinstance(node, list) else node.setdefault(part, {})
+        node[_index(last) if isinstance(node, list) else last] = value
+    except (IndexError, TypeError, AttributeError, ValueError):
         raise UserError(f"{where}: there is no place for the option {key!r}") from None
+
+
+def _index(part: str) -> int:
+    if not part.isdecimal():  # int() would also take -1 and 1_000
+        raise ValueError(part)
+    return int(part)
 
 
 def slug(name: str) -> str:

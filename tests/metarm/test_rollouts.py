@@ -14,7 +14,7 @@ from nlhf.formats import get_format
 from nlhf.judge import Judge, Reply
 from nlhf.pairs import HumanCritique, Pair, Turn
 from nlhf.rewards import CritiqueReward
-from nlhf.training import put_in_order
+from nlhf.sampler import put_in_order
 
 HUMAN = HumanCritique(strengths_a="accuracy\ntone")  # A is better, for two reasons
 

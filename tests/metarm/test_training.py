@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from metarm import MetaRM
 from metarm.__main__ import main
+from nlhf.cli import call, make_parser
 from nlhf.cli import main as nlhf
-from nlhf.cli import make_parser
 from nlhf.files import read_jsonl
 from nlhf.formats import get_format
 from nlhf.models import ModelConfig, resolve
@@ -197,8 +197,17 @@ def test_a_launcher_that_splits_models_is_refused(tmp_path, sandbox_layout, caps
         ({"data": [{**DATA, "labelled_fraction": 0}]}, "none of the 24 pairs has a label and a human critique"),
         ({"data": None}, "set data, or rollouts"),
         ({"rollouts": "somewhere"}, "leave out data, judge, scorer"),
-        ({"judge": {**JUDGE, "sampling": {"temperature": 0.0}}}, "judge.sampling.temperature is 0"),
-        ({"judge": {**JUDGE, "samples": 0}}, "judge.samples must be at least 1"),
+        ({"judge": {**JUDGE, "sampling": {"temperature": 0.0}}}, "sampling.temperature is 0"),
+        ({"judge": {**JUDGE, "samples": 0}}, "judge.samples must lie between 1 and"),
+        ({"judge": {**JUDGE, "format": "rewardbench2_ratings"}}, "judge.format: 'rewardbench2_ratings' shows one"),
+        ({"layout": {}}, "has no token for a word of the text"),  # a judge of few words as a backbone
+        ({"sft": {"max_length": 0}}, "sft.max_length must be at least 1"),
+        ({"sft": {"max_length": 5}}, "leaves no room for a critique"),
+        ({"sft": {"lr_scheduler_type": "cosin"}}, "sft: cosin is not a valid SchedulerType"),
+        ({"sft": {"extra": {"optim": "sgdd"}}}, "sft: sgdd is not a valid OptimizerNames"),
+        ({"sft": {"extra": {"adam_beta1": 2.0}}}, "sft: Invalid beta parameter"),
+        ({"sft": {"extra": {"lr_scheduler_kwargs": {"nope": 1}}}}, "unexpected keyword argument 'nope'"),
+        ({"sft": {"extra": {"save_only_model": True}}}, "'save_only_model' would leave out of a checkpoint"),
         ({"judge": {**JUDGE, "backend": {"engine": {"x": 1}}}}, "backend.engine is for backend.kind vllm"),
         ({"layout": {"format": "rewardbench2_ratings"}}, "layout.format: 'rewardbench2_ratings' shows one response"),
         ({"layout": {"format": "sandbox", "critique": ""}}, "layout.critique must say"),
@@ -208,8 +217,43 @@ def test_a_launcher_that_splits_models_is_refused(tmp_path, sandbox_layout, caps
     ],
     ids=lambda value: None if isinstance(value, str) else "-".join(value),
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(tmp_path, sandbox_layout, capsys, changes, part):
+def test_what_cannot_work_is_refused_before_anything_is_drawn(
+    tmp_path, sandbox_layout, capsys, monkeypatch, changes, part
+):
+    monkeypatch.setattr("metarm.train.draw_in_folder", lambda *_: pytest.fail("rollouts were drawn"))
     assert part in refused(tmp_path / "run", training(sandbox_layout, **changes), capsys)
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"target": "high"}, "field 'target' must be float | None, got 'high'"),
+        ({"order": "XX"}, "field 'order' must be"),
+        ({"reply": None}, "field 'reply' must be str"),
+        ({"target": 1.0, "critique": None}, "a target of 1.0 needs a critique"),
+        ({"target": float("inf"), "critique": "x"}, "must be a finite number"),
+        ({"new": 1}, "not a rollout written by this version"),
+        ({"target": None, "dropped": "format failure"}, "have a reward to learn"),
+        ({"critique": "polite " * 300}, "raise max_length"),
+    ],
+    ids=["no number", "no order", "no reply", "no critique", "infinite", "unknown", "no targets", "too long"],
+)
+def test_rollouts_that_cannot_be_learned_from_are_refused(trained, tmp_path, sandbox_layout, capsys, change, part):
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    shutil.copy(trained / "pairs.jsonl", folder)
+    lines = [json.dumps({**row, **change}) for row in rows(trained, "rollouts.jsonl")]
+    (folder / "rollouts.jsonl").write_text("\n".join(lines).replace("Infinity", "1e999"))
+    values = training(sandbox_layout, rollouts=str(folder), data=None, judge=None, scorer=None)
+    assert part in refused(tmp_path / "run", values, capsys)
+
+
+def test_a_judge_that_may_write_more_than_metarm_reads_is_warned_of(tmp_path, sandbox_layout, caplog, monkeypatch):
+    monkeypatch.setattr("metarm.train.draw_in_folder", lambda *_: pytest.fail("drawn", pytrace=False))
+    values = training(sandbox_layout, sft={"max_length": 20}, out=str(tmp_path / "run"))
+    with caplog.at_level("WARNING"), pytest.raises(pytest.fail.Exception, match="drawn"):
+        call("metarm.train:train", "metarm train", values)
+    assert "no critique is ever cut" in caplog.text
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation
@@ -291,8 +335,13 @@ def test_confidence_is_the_probability_of_the_verdict_given_the_critique(trained
         ({"judge": {**JUDGE, "backend": {"kind": "vllm"}}}, "needs transformers"),
         ({"model": {"name": START}}, "not a complete MetaRM"),
         ({"state": "nowhere.pt"}, "state: nowhere.pt does not hold the weights"),
+        ({"state": __file__}, "does not hold the weights"),
+        ({"limit": 0}, "limit must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"max_length": 0}, "max_length must be at least 1, got 0"),
+        ({"max_length": 3}, "leaves no room for a critique"),
     ],
-    ids=["nothing hidden", "no probabilities", "no MetaRM", "no state"],
+    ids=["nothing hidden", "no probabilities", "no MetaRM", "no state", "a text", "limit", "batch", "length", "short"],
 )
 def test_an_evaluation_that_cannot_work_is_refused(trained, tmp_path, capsys, changes, part):
     assert part in refused(tmp_path / "run", evaluation(trained / "best", **changes), capsys, verb="evaluate")

@@ -45,6 +45,14 @@ def test_responses_get_the_names_of_the_prompt(text, expected):
     assert name_responses(text, "Chatbot {}'s response") == expected.replace("Assistant", "Chatbot")
 
 
+@pytest.mark.parametrize(
+    ("naming", "expected"),
+    [("Output ({lower})", "Output (a) beats Output (b)."), ("cand_{number}", "cand_1 beats cand_2.")],
+)
+def test_names_of_other_prompts(naming, expected):
+    assert name_responses("Response A beats the answer 2.", naming) == expected
+
+
 def test_rationale_is_the_first_critique_with_something_in_it():
     shown = pair(HumanCritique(text=" "), HumanCritique(text=" Response 1 errs. "), HumanCritique(text="no"))
     assert rationale(shown) == "Assistant A's response errs."

@@ -147,7 +147,7 @@ def test_the_model_is_left_as_it_was(pairs):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"samples": 0}, "samples must lie between 1 and"),
         ({"samples": 2, "temperature": 0.0}, "would repeat one reply"),
         ({"rho": 1.0}, "must lie in"),
         ({"selector": "lowdh"}, "unknown selector"),

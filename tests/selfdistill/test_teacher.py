@@ -5,10 +5,11 @@ import torch
 import transformers
 
 from nlhf.errors import UserError
-from nlhf.formats import get_format
+from nlhf.formats import FORMATS, get_format
 from nlhf.models import ModelConfig, load_tokenizer, render_chat
 from nlhf.pairs import HumanCritique, Pair, Turn
 from selfdistill.teacher import (
+    NAMES,
     SLOTS,
     EMATeacher,
     Slot,
@@ -52,6 +53,31 @@ def test_rm_nlhf_prompt_and_its_own_names():
     before, closing = judge_format.render(pair())[0]["content"].split(end)
     assert z == Z.replace("Assistant", "Chatbot")
     assert teacher == f"{before}{end}\n\n{z}{closing}"
+
+
+BOTH_SHOWN = [name for name in FORMATS if not get_format(name).pointwise]
+
+
+@pytest.mark.parametrize("name", BOTH_SHOWN)
+def test_feedback_names_the_responses_as_the_formats_own_prompt_does(name):
+    """Also where the user names the place."""
+    judge_format = get_format(name)
+    slot = slot_of(judge_format, after="anything")
+    assert slot.naming == NAMES[name]
+    named = [slot.worded(f"Assistant {side}'s response is good.").removesuffix(" is good.") for side in "AB"]
+    shown = "".join(str(message) for message in judge_format.render(pair())).casefold()
+    if slot.naming:
+        for wording in named:  # "Response 1" of "Response 1's answer", whatever stands around it
+            assert wording.partition("'")[0].casefold() in shown
+    assert len(set(named)) == 2
+
+
+def test_beside_a_prompt_file_the_names_are_those_of_the_paper(tmp_path):
+    """The file may call the responses anything."""
+    path = tmp_path / "p.jinja"
+    path.write_text("{{ context }} Text 1: {{ response_a }} Text 2: {{ response_b }} Which?")
+    slot = slot_of(get_format("auto_j", str(path)), before=" Which?")
+    assert slot.worded("Response 1 is good.") == "Assistant A's response is good."
 
 
 @pytest.mark.parametrize("name", SLOTS)

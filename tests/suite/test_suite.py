@@ -338,9 +338,18 @@ def test_a_text_names_the_folders_of_earlier_steps():
             },
             "no step 'later' comes before; known: start",
         ),
+        ({"arms": [{"name": "x" * 300}], "baseline": "x" * 300}, "too long for the name of a folder"),
+        ({"tests": [{"name": "试" * 90, "evaluate": SUITE["tests"][0]["evaluate"]}]}, "too long for the name of a"),
+        (
+            {"arms": [{"name": "b", "train": {"config": "train.yaml", "options": {"1": 2}}}], "baseline": "b"},
+            "arm 'b' (train.yaml): unknown option '1'",
+        ),
+        ({"start": {"verb": "cold-start", "config": "start.yaml", "options": {1: 2}}}, "no place for the option 1"),
+        ({"start": {"verb": "train-policy", "config": "start.yaml"}}, "which trains judges and measures them"),
     ],
-    ids=["name of the start", "name of an arm", "does not train", "a step that comes later"],
-)
+    ids=["name of the start", "name of an arm", "does not train", "a step that comes later", "long arm", "long test",
+         "a number", "no text", "policy"],
+)  # fmt: skip
 def test_a_wrong_step_is_refused(folder, capsys, change, message):
     write_files(folder, **change)
     assert main(["suite", "--config", "suite.yaml"]) == 2
@@ -356,6 +365,8 @@ OPTIONS = {
     "data.1.options.x": ("data", [{"limit": 1}, {"limit": 2, "options": {"x": 9}}]),
     "data.1": ("data", [{"limit": 1}, 9]),
     "new.deep.key": ("new", {"deep": {"key": 9}}),
+    "1": ("1", 9),  # a number is a place in lists alone
+    "grpo.2.x": ("grpo", {"max_steps": 1, "2": {"x": 9}}),
 }
 
 
@@ -370,7 +381,9 @@ def test_an_option_is_set_where_its_key_leads(key):
     assert values == {**nested(), name: expected}
 
 
-@pytest.mark.parametrize("key", ["data.2.limit", "data.2", "data.x", "name.x", "none.x", "grpo.max_steps.x"])
+@pytest.mark.parametrize(
+    "key", ["data.2.limit", "data.2", "data.x", "data.²", "data.-1", "name.x", "none.x", "grpo.max_steps.x"]
+)
 def test_an_option_without_a_place_is_refused(key):
     with pytest.raises(UserError, match=rf"a\.yaml: there is no place for the option '{key}'"):
         set_key(nested(), key, 9, "a.yaml")

@@ -16,7 +16,6 @@ from metarm.model import MAX_LENGTH, Layout, LoraSettings, MetaRM
 from metarm.rollouts import PAIRS_FILE, Example, Rollouts, draw, require_labelled, tidy
 from nlhf.config import ClassSpec, OptimizationConfig, Presentation
 from nlhf.errors import UserError
-from nlhf.evaluate import sampling_problems
 from nlhf.files import write_json, write_jsonl
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
@@ -106,7 +105,7 @@ class JudgeSettings:
 
     def __post_init__(self):
         require_verdicts(get_format(self.format, self.prompt_file), "judge.format")
-        if problems := sampling_problems(self.samples, self.sampling):
+        if problems := self.sampling.problems(self.samples):
             raise UserError("; ".join(f"judge.{problem}" for problem in problems))
 
     def load(self) -> Judge:

@@ -204,7 +204,7 @@ class Validation(TrainerCallback):
         from accelerate.utils import DistributedType, gather_object
         from trl.models import unwrap_model_for_generation
 
-        from nlhf.evaluate import judge_and_score
+        from nlhf.evaluation.measure import judge_and_score
         from nlhf.generation import TransformersGenerator
 
         accelerator = self.trainer.accelerator

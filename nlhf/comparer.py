@@ -11,10 +11,9 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from nlhf.errors import UserError
-from nlhf.evaluate import check_lengths, weights_hash
 from nlhf.evaluation.decision import Decision
 from nlhf.formats.base import JudgeFormat
-from nlhf.generation import SamplingConfig
+from nlhf.generation import SamplingConfig, check_lengths
 from nlhf.generation.backends import BackendConfig, GenerationFailed
 from nlhf.judge import ORDERS, Mode, shown_pairs
 from nlhf.judging import PairJudge, load_judge
@@ -76,7 +75,7 @@ class JudgeConfig:
         model = self.model or ModelConfig(**apply_preset(self.preset, {})["model"])
         return {
             "model": model.name,
-            "weights": weights_hash(model, self.backend),
+            "weights": self.backend.weights_hash(model),
             "backend": self.backend.identity(model),
         }
 

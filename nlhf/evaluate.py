@@ -4,40 +4,34 @@ Station of the path: Pair -> ... -> Verdict -> **metrics -> report**. `evaluate_
 `evaluate` wraps it in a run folder.
 """
 
-import itertools
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from tqdm import tqdm
 
 from nlhf.config import ClassSpec
-from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import CritiqueScorer
 from nlhf.errors import UserError
 from nlhf.evaluation.figures import WRONG_CRITIQUE_THRESHOLD, definitions
 from nlhf.evaluation.intervals import RESAMPLES, check_resamples
+from nlhf.evaluation.measure import judge_and_score
 from nlhf.evaluation.metrics import TRUNCATION_LIMIT, Metric
 from nlhf.evaluation.probe import probe_pairs
 from nlhf.evaluation.records import Record
 from nlhf.evaluation.results import Evaluation, Run, derive, further_figures, load_run, read_records
 from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl, write_text
 from nlhf.formats import FORMATS, JudgeFormat, get_format
-from nlhf.formats.base import Message
-from nlhf.generation import SamplingConfig, TransformersGenerator
+from nlhf.generation import SamplingConfig, check_lengths
 from nlhf.generation.backends import (
     PATIENCE,
     BackendConfig,
-    GenerationFailed,
-    judge_answered,
     make_generator,
     report_usage,
 )
-from nlhf.judge import ORDERS, Judge, Judgement, Mode, Order, VoteRule, as_shown, check_mode, shown_pairs
+from nlhf.judge import ORDERS_BY_NAME, Judge, Mode, Order, VoteRule, check_mode, shown_pairs
 from nlhf.ledger import LedgerRow, append, format_metric
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
@@ -54,125 +48,6 @@ logger = logging.getLogger(__name__)
 _DEFAULT_SAMPLING = SamplingConfig()
 _DEFAULT_BACKEND = BackendConfig()
 _MAY_DIFFER = ("out", "resume", "ledger", "sampling.batch_size", *PATIENCE)  # none of them changes a figure
-MOST_SAMPLES = 10_000  # of one prompt
-_FORCED_TOKENS = 32  # room for a verdict that is forced
-ORDERS_BY_NAME: dict[str, tuple[Order, ...]] = {"both": ORDERS, "AB": ("AB",), "BA": ("BA",)}
-
-
-def evaluate_judge(
-    judge: Judge,
-    pairs: Sequence[Pair],
-    orders: Sequence[Order] = ORDERS,
-    samples: int = 1,
-    scorer: CritiqueScorer | None = None,
-    wrong_critique_threshold: float = WRONG_CRITIQUE_THRESHOLD,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-    mode: Mode = "generate",
-    rule: VoteRule = "majority",
-) -> Evaluation:
-    """Judge pairs, score the critiques, and derive every figure.
-
-    Args:
-        judge: The judge.
-        pairs: What to judge.
-        orders: Orders in which each pair is shown.
-        samples: Replies to each prompt.
-        scorer: Compares critiques with the humans'; None leaves the critique figures out.
-        wrong_critique_threshold: A critique with a lower F1 is a wrong one.
-        resamples: Of the bootstrap; 0 leaves the intervals out.
-        seed: Of the bootstrap.
-        mode: How a verdict comes about, see `nlhf.judge.Judge.judge`.
-        rule: How several verdicts become one, see `nlhf.judge.vote`.
-    """
-    records = judge_and_score(judge, pairs, orders, samples, scorer, mode)
-    return Evaluation.of(records, wrong_critique_threshold, resamples, seed, rule)
-
-
-def judge_and_score(
-    judge: Judge,
-    pairs: Sequence[Pair],
-    orders: Sequence[Order] = ORDERS,
-    samples: int = 1,
-    scorer: CritiqueScorer | None = None,
-    mode: Mode = "generate",
-    done: Iterable[Record] = (),
-    keep: Callable[[list[Record], float], None] | None = None,
-    chunk_size: int = 64,
-    progress: Callable[[int], None] | None = None,
-) -> list[Record]:
-    """One record for each judgement, by pair, then order, then sample.
-
-    Args:
-        judge: The judge.
-        pairs: What to judge.
-        orders: Orders in which each pair is shown.
-        samples: Replies to each prompt.
-        scorer: Compares critiques with the humans'; None for none.
-        mode: How a verdict comes about.
-        done: Judgements from an interrupted run, which are not made again (failed scores are).
-        keep: Called with the new records of each chunk and the seconds that judging took, as soon as it is done.
-        chunk_size: Prompts that are judged before their records are kept.
-        progress: Called with the number of further prompts done.
-    """
-    records = {r.key: r for r in done}
-    by_id = {pair.id: pair for pair in pairs}
-    if judge.format.pointwise:  # the verdicts of both orders rest on the same two ratings
-        torn = {p.id for p in pairs for o in orders for k in range(samples) if (p.id, o, k) not in records}
-        records = {key: record for key, record in records.items() if record.pair_id not in torn}
-    failures: list[GenerationFailed] = []
-    for chunk, chunk_orders in _owed(pairs, orders, samples, set(records), chunk_size):
-        start = time.perf_counter()
-        judgements, failed = judge_answered(judge, chunk, chunk_orders, samples, progress, mode)
-        seconds = time.perf_counter() - start
-        matches = _score(scorer, judgements, by_id)
-        found = [Record.of(j, by_id[j.pair_id], match) for j, match in zip(judgements, matches, strict=True)]
-        new = [r for r in found if r.key not in records]
-        records |= {r.key: r for r in new}
-        if keep:
-            keep(new, seconds)
-        failures += [failed] if failed else []
-        if failed and (failed.lost or not judgements):
-            break
-    if failures:
-        raise GenerationFailed.of(failures)
-    complete = [records[p.id, order, k] for p in pairs for order in orders for k in range(samples)]
-    return _score_again(scorer, complete, by_id)
-
-
-def _owed(
-    pairs: Sequence[Pair], orders: Sequence[Order], samples: int, done: set, chunk_size: int
-) -> Iterator[tuple[list[Pair], tuple[Order, ...]]]:
-    """What is still to be judged, in chunks of pairs that miss the same orders."""
-
-    def missing(pair: Pair) -> tuple[Order, ...]:
-        return tuple(o for o in orders if any((pair.id, o, k) not in done for k in range(samples)))
-
-    for owed, group in itertools.groupby(pairs, key=missing):
-        if owed:
-            size = max(1, chunk_size // len(owed))
-            group = list(group)
-            for start in range(0, len(group), size):
-                yield group[start : start + size], owed
-
-
-def _score(
-    scorer: CritiqueScorer | None, judgements: Sequence[Judgement | Record], by_id: dict[str, Pair]
-) -> list[CritiqueMatch | None]:
-    if scorer is None:
-        return [None] * len(judgements)
-    critiques = [j.critique if isinstance(j, Record) else j.verdict.critique for j in judgements]
-    return scorer.score(critiques, [as_shown(by_id[j.pair_id], j.order) for j in judgements])
-
-
-def _score_again(scorer: CritiqueScorer | None, records: list[Record], by_id: dict[str, Pair]) -> list[Record]:
-    """Give every failed score one more chance: a busy server is no property of the judge."""
-    failed = [i for i, r in enumerate(records) if r.match is not None and r.match.failure]
-    if scorer is None or not failed:
-        return records
-    for i, match in zip(failed, _score(scorer, [records[i] for i in failed], by_id), strict=True):
-        records[i] = replace(records[i], match=match)
-    return records
 
 
 def evaluate(
@@ -264,7 +139,7 @@ def evaluate(
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "metrics.json").is_file()
     _keep_inputs(folder, manifest, pairs, judge_format.principles)
-    size = chunk_size(sampling, backend)
+    size = backend.chunk_size(sampling)
     try:
         path = folder / "judgements.jsonl"
         records = _judge_into(path, judge, pairs, shown, samples, critique_scorer, mode, size)
@@ -283,16 +158,6 @@ def evaluate(
     warn(evaluation.metrics)
     _print_figures(run)
     return evaluation
-
-
-def check_lengths(generator: Any, mode: Mode, prompts: Sequence[Sequence[Message]]) -> None:
-    """Find a prompt that is too long now; it would else end the run hours later."""
-    if not isinstance(generator, TransformersGenerator):
-        return
-    if mode == "probability":  # nothing is written but a forced verdict
-        config = replace(generator.config, max_new_tokens=min(generator.config.max_new_tokens, _FORCED_TOKENS))
-        generator = TransformersGenerator(generator.model, generator.tokenizer, config)
-    generator.encode(prompts)
 
 
 def _judge_into(
@@ -345,7 +210,7 @@ def warn(metrics: dict[str, Metric]) -> None:
 
 
 def _check(samples: int, threshold: float, resamples: int, sampling: SamplingConfig) -> None:
-    problems = sampling_problems(samples, sampling)
+    problems = sampling.problems(samples)
     if not 0 < threshold <= 1:
         problems.append(f"wrong_critique_threshold must lie in (0, 1], got {threshold}")
     if problems:
@@ -362,18 +227,6 @@ def _check_rated(pairs: Sequence[Pair], judge_format: JudgeFormat) -> None:
         )
 
 
-def sampling_problems(samples: int, sampling: SamplingConfig) -> list[str]:
-    """Why so many replies to each prompt make no sense with these settings; empty when they do."""
-    if not 1 <= samples <= MOST_SAMPLES:
-        return [f"samples must lie between 1 and {MOST_SAMPLES:,}, got {samples}"]
-    if samples > 1 and not sampling.temperature:
-        return [
-            f"samples is {samples} but sampling.temperature is 0, which would repeat one reply; raise the "
-            "temperature or ask for one sample"
-        ]
-    return []
-
-
 def _manifest(
     data: DataConfig,
     pairs: Sequence[Pair],
@@ -387,7 +240,7 @@ def _manifest(
     principles = judge_format.principles
     return {
         "data": build_manifest(data, pairs, drops).to_dict(),
-        "model_hash": weights_hash(model, backend),
+        "model_hash": backend.weights_hash(model),
         "backend": backend.identity(model),
         "judge": {
             "format": judge_format.name,
@@ -397,18 +250,6 @@ def _manifest(
             **({"principles": {"version": principles.version, "hash": principles.hash}} if principles else {}),
         },
     }
-
-
-def weights_hash(model: ModelConfig, backend: BackendConfig) -> str | None:
-    """What identifies the weights, see `nlhf.models.model_hash`; None for those that a server keeps to itself."""
-    from nlhf.models import model_hash
-
-    return None if backend.kind == "openai" else model_hash(model.name, model.revision, model.trust_remote_code)
-
-
-def chunk_size(sampling: SamplingConfig, backend: BackendConfig) -> int:
-    """Prompts that are judged before they are kept: what a kill costs, against batches of replies of unlike length."""
-    return 4 * max(sampling.batch_size, backend.concurrency if backend.kind == "openai" else 0)
 
 
 def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair], principles: Library | None) -> None:

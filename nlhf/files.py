@@ -117,7 +117,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         values = yaml.safe_load(text)
     except RecursionError:
         raise UserError(f"{path}: a value within itself, or far too many brackets within brackets") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:  # a number of thousands of digits, the 40th of May
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, yaml.YAMLError) as error:  # a number of thousands of digits, the 40th of May
         reason = " ".join(str(error).replace('"<unicode string>", ', "").split())
         raise UserError(f"{path}: {reason}") from None
     if not isinstance(values, dict | None):

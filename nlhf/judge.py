@@ -23,6 +23,7 @@ from nlhf.verdict import Verdict, compare_ratings, strip_thinking
 
 Order = Literal["AB", "BA"]
 ORDERS: tuple[Order, ...] = ("AB", "BA")
+ORDERS_BY_NAME: dict[str, tuple[Order, ...]] = {"both": ORDERS, "AB": ("AB",), "BA": ("BA",)}
 
 Mode = Literal["generate", "probability", "critique_probability"]
 """How a verdict comes about: read from a reply; by probability, without a critique; by probability, after a critique

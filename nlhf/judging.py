@@ -13,11 +13,10 @@ from typing import Any, Literal
 from tqdm import tqdm
 
 from nlhf.errors import UserError
-from nlhf.evaluate import ORDERS_BY_NAME, check_lengths, chunk_size, sampling_problems, weights_hash
 from nlhf.evaluation.decision import Decision, title
 from nlhf.files import append_jsonl, check_appendable, read_jsonl, to_json, write_text
 from nlhf.formats import get_format
-from nlhf.generation import SamplingConfig
+from nlhf.generation import SamplingConfig, check_lengths
 from nlhf.generation.backends import (
     PATIENCE,
     BackendConfig,
@@ -26,7 +25,7 @@ from nlhf.generation.backends import (
     make_generator,
     report_usage,
 )
-from nlhf.judge import ORDERS, Judge, Judgement, Mode, Order, VoteRule, check_mode, shown_pairs
+from nlhf.judge import ORDERS, ORDERS_BY_NAME, Judge, Judgement, Mode, Order, VoteRule, check_mode, shown_pairs
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair, Turn
@@ -131,7 +130,7 @@ def load_judge(
     model = ModelConfig(**apply_preset(preset, {})["model"]) if model is None else model
     format, sampling = with_preset(preset, format, sampling)
     backend = backend or BackendConfig()
-    if problems := sampling_problems(samples, sampling):
+    if problems := sampling.problems(samples):
         raise UserError("; ".join(problems))
     judge_format = get_format(format, prompt_file, compat, principles)
     check_mode(mode, samples, judge_format, orders=ORDERS_BY_NAME[orders])
@@ -212,7 +211,7 @@ def judge(
     owed = [pair for pair in pairs if pair.key not in done]
     prompts = [judge.judge.format.render(pair) for _, pair in shown_pairs(owed, judge.orders)]
     check_lengths(judge.judge.generator, mode, prompts)
-    size = max(1, chunk_size(sampling, backend) // len(judge.orders))
+    size = max(1, backend.chunk_size(sampling) // len(judge.orders))
     keep = _to_file(output) if output else _to_stdout
     try:
         _judge_stream(judge, pairs, fingerprint, done, keep, size)
@@ -324,7 +323,7 @@ def _fingerprint(settings: Mapping[str, Any]) -> str:
     found["sampling"].pop("batch_size")
     for name in PATIENCE:
         found["backend"].pop(name.removeprefix("backend."))
-    found["weights"] = weights_hash(settings["model"], settings["backend"])
+    found["weights"] = settings["backend"].weights_hash(settings["model"])
     judge_format = get_format(*(settings[name] for name in ("format", "prompt_file", "compat", "principles")))
     found["prompt_hash"] = judge_format.prompt_hash
     return hashlib.sha256(to_json(found, sort_keys=True).encode()).hexdigest()[:12]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nlhf.callbacks import MetricsLog, Validation, Watch, keep_best
 from nlhf.comparer import Comparison
-from nlhf.evaluate import weights_hash
 from nlhf.files import append_jsonl, read_jsonl, write_jsonl
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig, TransformersGenerator
@@ -57,7 +56,7 @@ class References:
     def __init__(self, trainer: Any, model: ModelConfig, grpo: "GRPOSettings", seed: int, folder: Path | None):
         """Set up; ``folder`` is that of an interrupted run."""
         self.trainer, self.model, self.grpo, self.seed = trainer, model, grpo, seed
-        self.weights = weights_hash(model, BackendConfig())
+        self.weights = BackendConfig().weights_hash(model)
         path = folder / REFERENCES_FILE if folder else None
         self.rows = [row for _, row in read_jsonl(path)] if path and path.is_file() else []
 

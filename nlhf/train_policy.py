@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 from nlhf.comparer import Comparer, JudgeConfig
 from nlhf.config import ClassSpec
 from nlhf.errors import UserError
-from nlhf.evaluate import weights_hash
 from nlhf.generation.backends import PATIENCE, BackendConfig, report_usage
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
@@ -197,7 +196,7 @@ def train_policy(
         "judge": judge.identity() | {"format": comparer.format.name, "prompt_hash": comparer.format.prompt_hash},
         "reference": {"model": reference.name, "weights": references.weights},
     }
-    if manifest["judge"]["weights"] and manifest["judge"]["weights"] == weights_hash(model, BackendConfig()):
+    if manifest["judge"]["weights"] and manifest["judge"]["weights"] == BackendConfig().weights_hash(model):
         logger.warning("judge and policy are the same model, which favours what it would write itself")
     folder = begin_run(trainer, out, config, resume, manifest, _MAY_DIFFER)
     references.save(folder)

@@ -37,10 +37,9 @@ def masked_fraction(rho: float | str | Fraction) -> Fraction:
 
 def check_samples(samples: int, temperature: float) -> None:
     """Raise `UserError` unless so many rollouts of a pair can be drawn, and differ."""
-    from nlhf.evaluate import sampling_problems
     from nlhf.generation import SamplingConfig
 
-    if problems := sampling_problems(samples, SamplingConfig(temperature=temperature)):
+    if problems := SamplingConfig(temperature=temperature).problems(samples):
         raise UserError("; ".join(problems))
 
 

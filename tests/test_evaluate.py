@@ -16,7 +16,8 @@ from nlhf.config import ClassSpec
 from nlhf.critique.matching import CritiqueMatch
 from nlhf.critique.scorers import ExactScorer, LexicalScorer
 from nlhf.errors import UserError
-from nlhf.evaluate import evaluate, evaluate_judge, judge_and_score
+from nlhf.evaluate import evaluate
+from nlhf.evaluation.measure import evaluate_judge, judge_and_score
 from nlhf.evaluation.results import Evaluation, compare_run_decisions, compare_runs, load_run
 from nlhf.files import write_jsonl
 from nlhf.formats import get_format

@@ -10,20 +10,22 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nlhf.errors import UserError
 from nlhf.formats.base import Message
 from nlhf.generation.prefill import SharedBeginning, device, lay_out, read
 from nlhf.generation.probability import Branches, branch_log_probs
-from nlhf.judge import Reply
+from nlhf.judge import Mode, Reply
 from nlhf.models import check_tokenizer, render_chat
 
 if TYPE_CHECKING:
     import torch
     from transformers import DynamicCache, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
+MOST_SAMPLES = 10_000  # of one prompt
+_FORCED_TOKENS = 32  # room for a verdict that is forced
 _CHUNK = 16  # tokens between two looks at which replies have ended
 
 
@@ -80,6 +82,17 @@ class SamplingConfig:
                 problems.append(f"sampling.chat_template_kwargs: {name!r} is no variable of a chat template")
         if problems:
             raise UserError("; ".join(problems))
+
+    def problems(self, samples: int) -> list[str]:
+        """Why so many replies to each prompt make no sense with these settings; empty when they do."""
+        if not 1 <= samples <= MOST_SAMPLES:
+            return [f"samples must lie between 1 and {MOST_SAMPLES:,}, got {samples}"]
+        if samples > 1 and not self.temperature:
+            return [
+                f"samples is {samples} but sampling.temperature is 0, which would repeat one reply; raise the "
+                "temperature or ask for one sample"
+            ]
+        return []
 
     def drawn(self, samples: int) -> int:
         """How many replies to a prompt have to be computed for so many samples: greedy ones are all the same.
@@ -301,6 +314,16 @@ class TransformersGenerator:
         if end is None:
             return Reply(text, truncated=True, tokens=len(tokens), ids=tuple(tokens))
         return Reply(text, truncated=False, tokens=end, ids=tuple(tokens[: end + 1]))
+
+
+def check_lengths(generator: Any, mode: Mode, prompts: Sequence[Sequence[Message]]) -> None:
+    """Find a prompt that is too long now; it would else end the run hours later."""
+    if not isinstance(generator, TransformersGenerator):
+        return
+    if mode == "probability":  # nothing is written but a forced verdict
+        config = replace(generator.config, max_new_tokens=min(generator.config.max_new_tokens, _FORCED_TOKENS))
+        generator = TransformersGenerator(generator.model, generator.tokenizer, config)
+    generator.encode(prompts)
 
 
 def _check_lengths(lengths: Sequence[int], limit: int, reason: str) -> None:

@@ -91,6 +91,16 @@ class BackendConfig(ServerConfig):
         if problems:
             raise UserError("; ".join(problems))
 
+    def chunk_size(self, sampling: SamplingConfig) -> int:
+        """Prompts that are judged before they are kept: what a kill costs, against batches of unlike length."""
+        return 4 * max(sampling.batch_size, self.concurrency if self.kind == "openai" else 0)
+
+    def weights_hash(self, model: ModelConfig) -> str | None:
+        """What identifies the weights, see `nlhf.models.model_hash`; None for those that a server keeps to itself."""
+        from nlhf.models import model_hash
+
+        return None if self.kind == "openai" else model_hash(model.name, model.revision, model.trust_remote_code)
+
     def identity(self, model: ModelConfig) -> dict[str, Any]:
         """What a run's manifest says of the backend: whose replies they are, no secrets."""
         if self.kind != "openai":

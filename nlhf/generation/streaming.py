@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nlhf.errors import UserError
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig
-from nlhf.generation.backends import BackendConfig
+from nlhf.generation.backends import BackendConfig, make_generator
+from nlhf.generation.limits import PromptTooLong, excess, longest_prompt, says_too_long
 from nlhf.judge import Reply
 from nlhf.models import ModelConfig
 
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 
     from nlhf.generation import TransformersGenerator
     from nlhf.generation.server import ServerGenerator
-
-
-class PromptTooLong(UserError):
-    """The prompt does not fit into the model's context; a shorter one may."""
 
 
 class ReplyStream(Protocol):
@@ -50,8 +47,6 @@ def open_stream(model: ModelConfig, sampling: SamplingConfig, backend: BackendCo
     Raises:
         UserError: the model cannot be loaded, a server's key is missing, or the backend cannot stream.
     """
-    from nlhf.generation.backends import make_generator
-
     if backend.kind == "vllm":
         raise UserError(
             "backend.kind vllm answers many prompts at once and does not stream; "
@@ -72,16 +67,7 @@ class LocalStream:
     """
 
     def __init__(self, generator: "TransformersGenerator"):
-        self.generator = generator
-        config, window = generator.config, generator.window()
-        self._limit = config.max_prompt_tokens
-        if window is not None:
-            if window <= config.max_new_tokens:
-                raise UserError(
-                    f"no room is left for a prompt: the model's context of {window} less sampling.max_new_tokens, "
-                    f"{config.max_new_tokens}; lower sampling.max_new_tokens"
-                )
-            self._limit = min(self._limit or window, window - config.max_new_tokens)
+        self.generator, self._limit = generator, longest_prompt(generator)
 
     def stream(self, messages: Sequence[Message], on_text: Callable[[str], None], sample: int = 0) -> Reply:
         """See `ReplyStream`. Where the prompt opens the model's thinking, the reply begins with the opening tag."""
@@ -98,8 +84,8 @@ class LocalStream:
             on_text(text)
 
         [ids] = generator.render([list(messages)])
-        if self._limit is not None and len(ids) > self._limit:
-            raise PromptTooLong(f"{len(ids)} tokens, where {self._limit} is the most")
+        if problem := excess(len(ids), self._limit):
+            raise problem
         if opened := re.search(r"<\w*think(?:ing)?>(?=\s*$)", generator.tokenizer.decode(ids[-16:])):
             write(opened[0])
         prompt = torch.tensor([ids], device=device(generator.model))
@@ -139,10 +125,6 @@ def _streamer(generator: "TransformersGenerator", write: Callable[[str], None]) 
     return Streamer(generator.tokenizer, skip_prompt=True, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-# How OpenAI, vLLM, SGLang and llama.cpp say it, with HTTP status 400.
-_TOO_LONG = re.compile(r"context[ _](?:length|window|size)", re.IGNORECASE)
-
-
 class ServerStream:
     """Streams the replies of a model at a server; see `ReplyStream`.
 
@@ -176,8 +158,7 @@ class ServerStream:
                     return _read(chunks, on_text)
             except openai.APIStatusError as error:
                 problem = str(server.status_error(error))
-                kind = PromptTooLong if error.status_code == 400 and _TOO_LONG.search(problem) else UserError
-                raise kind(problem) from None
+                raise (PromptTooLong if says_too_long(problem) else UserError)(problem) from None
             except openai.APITimeoutError:
                 raise UserError(f"no answer within {server.config.timeout:g} s") from None
             except openai.APIConnectionError as error:

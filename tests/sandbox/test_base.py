@@ -13,7 +13,7 @@ import pytest
 
 from nlhf.critique.arguments import generated_arguments
 from nlhf.critique.scorers import ExactScorer
-from nlhf.evaluate import evaluate_judge
+from nlhf.evaluation.measure import evaluate_judge
 from nlhf.formats import get_format
 from nlhf.generation import SamplingConfig
 from nlhf.generation.backends import make_generator

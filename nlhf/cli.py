@@ -5,6 +5,7 @@ A verb is a function; its signature is its command line and its YAML (jsonargpar
 
 import dataclasses
 import errno
+import functools
 import importlib
 import inspect
 import itertools
@@ -20,6 +21,7 @@ from typing import Any
 from nlhf import __version__
 from nlhf.config import ClassSpec
 from nlhf.errors import UserError, nearest
+from nlhf.files import check_yaml
 
 Verbs = dict[str, tuple[str, str]]
 
@@ -35,7 +37,10 @@ VERBS: Verbs = {
     "report": ("nlhf.report:report", "compare evaluated runs in one table and page"),
     "score-critiques validate": ("nlhf.critique.validation:validate", "hold critique scorers against human labels"),
     "score-critiques fit": ("nlhf.critique.fitting:fit", "learn the critique matcher from human labels"),
+    "roleplay principles": ("nlhf.roleplay.principles:show", "check and print principles, built in or of a file"),
+    "chat": ("nlhf.roleplay.chat:chat", "talk with a character of a scene, played by a model"),
     "roleplay teach": ("nlhf.roleplay.teaching:teach", "make pairs for a cold start from a teacher's judgements"),
+    "roleplay coser": ("nlhf.roleplay.coser:coser", "let a model act scenes and score them by the flaws a judge finds"),
     "suite": ("nlhf.suite:suite", "run arms x seeds of an experiment and compare them"),
 }
 
@@ -271,6 +276,7 @@ def make_parser(function: Any, prog: str) -> Any:
     from jsonargparse import ArgumentParser, set_parsing_settings
     from jsonargparse.typing import register_type
 
+    _read_yaml_strictly()
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     # jsonargparse would import and build a class named by class_path while parsing; we build it when it is needed.
     register_type(ClassSpec, ClassSpec.to_dict, ClassSpec.from_dict, fail_already_registered=False)
@@ -286,6 +292,21 @@ def make_parser(function: Any, prog: str) -> Any:
     parser.add_argument("--config", action="config", help="YAML file with these options; later options override it")
     parser.add_function_arguments(function, as_group=False, sub_configs=True)
     return parser
+
+
+@functools.cache
+def _read_yaml_strictly() -> None:
+    """Have jsonargparse refuse a YAML with a key twice, of which it would take the last."""
+    import yaml
+    from jsonargparse import get_loader, set_loader
+
+    load = get_loader("yaml")
+
+    def load_checked(text: str) -> Any:
+        check_yaml(text)
+        return load(text)
+
+    set_loader("yaml", load_checked, exceptions=(yaml.YAMLError,))
 
 
 _UNKNOWN = re.compile(

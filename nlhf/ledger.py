@@ -12,6 +12,7 @@ from typing import Any
 
 import nlhf
 from nlhf.errors import UserError, nearest
+from nlhf.evaluation.figures import definitions
 from nlhf.evaluation.metrics import Metric
 from nlhf.files import append_jsonl, read_jsonl
 from nlhf.runs import git_state, now
@@ -112,7 +113,7 @@ def table(
     lines = [_line(head), _line(["---"] * len(head))]
     for row in rows:
         cells = [_text(row.get(f)) for f in fields]
-        lines.append(_line([*cells, *(_figure(row["metrics"].get(m)) for m in metrics)]))
+        lines.append(_line([*cells, *(_figure(m, row["metrics"].get(m)) for m in metrics)]))
     return "\n".join(lines) + "\n"
 
 
@@ -122,8 +123,9 @@ def _matches(value: Any, wanted: Any) -> bool:
     return value == (list(wanted) if isinstance(wanted, tuple) else wanted)
 
 
-def _figure(metric: Mapping[str, Any] | None) -> str:
-    return "–" if metric is None else format_metric(Metric(**metric))
+def _figure(name: str, metric: Mapping[str, Any] | None) -> str:
+    known = definitions().get(name)  # a figure of a judge; any other, such as CoSER's points, is no share
+    return "–" if metric is None else format_metric(Metric(**metric), rate=known is not None and known.rate)
 
 
 def format_metric(metric: Metric, rate: bool = True) -> str:

@@ -136,6 +136,15 @@ CASES = {
     "a misspelt key in extra": ("train", {"grpo.extra": {"top_kk": 1}}, ["grpo.extra", "Did you mean 'top_k'?"]),
     "a misspelt key in extra of a cold start": ("cold-start", {"sft.extra": {"adam_epsilonn": 1}}, ["sft.extra",
                                                 "Did you mean 'adam_epsilon'?"]),
+    "checkpoints to resume nothing from": ("train", {"grpo.extra": {"save_only_model": True}},
+                                           ["grpo.extra: 'save_only_model' would leave out of a checkpoint"]),
+    "a number for a text in extra": ("cold-start", {"sft.extra": {"adam_epsilon": "small"}},
+                                     ["sft.extra: 'adam_epsilon' must be float, got 'small'"]),
+    "a format that rates one response": ("train", {"format": "rewardbench2_ratings"},
+                                         ["format: 'rewardbench2_ratings' shows one response and rates it"]),
+    "a cold start of such a format": ("cold-start", {"format": "prometheus2_absolute"}, ["shows one response"]),
+    "no completion at all": ("train", {"grpo.max_completion_length": 0}, ["grpo.max_completion_length must be at"]),
+    "a nucleus of more than all": ("train", {"grpo.top_p": 2}, ["grpo.top_p must lie in (0, 1], got 2"]),
     "a misspelt argument of a class": ("train", {"process": {"class_path": "critique", "init_args": {"scorr": 1}}},
                                        ["critique takes no argument 'scorr'", "Did you mean 'scorer'?"]),
     "text for a number": ("train", {"grpo.learning_rate": "fast"}, ["grpo.learning_rate: expected a number, got fast"]),
@@ -220,11 +229,14 @@ def test_required_options_are_named(capsys):
         ("", ["the configuration is empty"]),
         ("1: 2", ["an option's name must be a text, got 1"]),
         ("data: [null]", ["data: expected fields with values, got None"]),
+        ("seed: 1\norder: both\nseed: 2", ["not valid YAML: 'seed' comes twice", "bad.yaml, line 3"]),
+        ("grpo:\n  beta: 1\n  beta: 0", ["'beta' comes twice", "bad.yaml, line 3"]),
         (b"out: \xe9", ["bad.yaml: not UTF-8 text"]),
         ("a: 1".encode("utf-16"), ["bad.yaml: not UTF-8 text"]),
     ],
-    ids=["unfinished", "a list", "a tab", "empty", "a number", "null for a data set", "latin-1", "utf-16"],
-)
+    ids=["unfinished", "a list", "a tab", "empty", "a number", "null for a data set", "a key twice",
+         "a deep key twice", "latin-1", "utf-16"],
+)  # fmt: skip
 @pytest.mark.parametrize("option", [["--config", "bad.yaml"], ["--config=bad.yaml"]], ids=["apart", "joined"])
 def test_bad_yaml(capsys, text, parts, option):
     Path("bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -269,7 +281,7 @@ def test_the_folder_of_another_run(capsys, verb):
     [
         (["trian"], "Did you mean 'train'?"),
         (["data", "chekc"], "Did you mean 'check'?"),
-        (["xyzzy"], "known: cold-start, data, evaluate"),
+        (["xyzzy"], "cold-start, data, evaluate"),
     ],
 )
 def test_an_unknown_verb(capsys, arguments, part):
@@ -410,6 +422,7 @@ def test_every_experiment_parses(path, monkeypatch):
     arguments = ["--config", str(path), "--out", "out"]
     # A model that another run makes is not there yet.
     arguments += [] if verb == "suite" else ["--model.name", "package:nlhf"]
+    arguments += ["--judge.model.name", "package:nlhf"] if verb == "train-policy" else []
     settings = parser.instantiate(parser.parse_args(arguments))
     if verb == "train":
         from trl import GRPOConfig
@@ -583,7 +596,7 @@ def test_train_refuses(capsys, changes, message):
             {},
             "test 't' (test.yaml): test.yaml: a configuration holds options with values, got a list",
         ),
-        ("start.yaml", "", {}, "start (start.yaml): missing: model.name, data"),
+        ("start.yaml", "", {}, "start (start.yaml): missing: model.name"),
         ("train.yaml", None, {"arms.1.train.options": {"grpo.nope": 1}}, "arm 'b' (train.yaml): unknown option 'nope'"),
         ("train.yaml", None, {"arms.1.train.options": {"grpo.max_steps": 0}}, "arm 'b' (train.yaml): max_steps"),
         ("start.yaml", None, {"start.options": {"data.9.limit": 1}}, "there is no place for the option 'data.9.limit'"),

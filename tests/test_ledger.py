@@ -1,5 +1,6 @@
 """The ledger only grows, also with two writers and after a crash."""
 
+import dataclasses
 import multiprocessing
 
 import pytest
@@ -102,6 +103,17 @@ def test_the_table_is_markdown(tmp_path):
         "| --- | --- | --- | --- | --- |",
         "| a\\|b c | m | 75.0 % [50.0, 100.0] (3/4) | – | – |",
     ]
+
+
+def test_the_table_shows_shares_in_per_cent_and_nothing_else():
+    metrics = {
+        "coser/Average": Metric(52.5, 105.0, 2, 40.0, 65.0),
+        "brier": Metric(0.1284, 12.84, 100),
+        "accuracy": Metric(1.0, 2, 2),
+    }
+    written = dataclasses.asdict(row(metrics=metrics))
+    shown = table([written], list(metrics), []).splitlines()[-1]
+    assert shown == "| 52.5 [40.0, 65.0] (105.0/2) | 0.128 (12.8/100) | 100.0 % (2/2) |"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,6 @@ def completion(row: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     with serve(recorded_replies()) as url:
-        options = ["--config", str(HERE / "written.yaml"), "--backend.base_url", url, *sys.argv[1:]]
-        code = main(["evaluate", "--data.path", str(HERE / "pairs.jsonl"), *options])
+        here = ["--data.path", str(HERE / "pairs.jsonl"), "--backend.base_url", url]
+        code = main(["evaluate", "--config", str(HERE / "written.yaml"), *here, *sys.argv[1:]])
     sys.exit(code)

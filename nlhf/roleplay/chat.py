@@ -80,14 +80,13 @@ def chat(
     file = transcript or f"runs/chat/{time}-{scene.id}.jsonl"
     check_new(file)
 
-    from nlhf.evaluate import weights_hash
     from nlhf.generation.streaming import open_stream
     from nlhf.runs import environment
 
     stream = open_stream(model, sampling, backend)
     origin = {
         "model": plain(model),
-        "model_hash": weights_hash(model, backend),
+        "model_hash": backend.weights_hash(model),
         "backend": backend.identity(model),
         "sampling": plain(sampling),
         "environment": environment(),
@@ -119,6 +118,7 @@ class Terminal:
             raise UserError("a chat needs standard input and standard output")
         self.interactive = sys.stdin.isatty()
         sys.stdin.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write what the terminal's encoding has not
         self.console = Console(highlight=False, soft_wrap=True)
         if self.interactive:
             with contextlib.suppress(ImportError):  # not on every system
@@ -179,10 +179,17 @@ def _choose(
 
 def _own_name(scene: Scenario, played: Character, choice: str) -> str:
     known = choice.isdecimal() or choice.casefold() in (name.casefold() for name in scene.names)
-    found = scene.character(choice) if known else Character(choice, "the user", "the user's")
+    found = scene.character(choice) if known else _somebody_new(choice)
     if found == played:
         raise UserError(f"the model plays {played.name}; choose somebody else for yourself")
     return found.name
+
+
+def _somebody_new(name: str) -> Character:
+    try:
+        return Character(name, "the user", "the user's")
+    except UserError as error:
+        raise UserError(f"user {name!r:.80}: {error}") from None
 
 
 T = TypeVar("T")

@@ -3,13 +3,14 @@
 Station of the path: source -> simulation -> judge -> **metrics -> report**, for a role-play policy instead of a judge.
 The protocol is that of CoSER (arXiv 2502.09082); `docs/coser.md` says what is upstream's, what HER's fork does
 otherwise and what is ours. `nlhf.roleplay.coser_scenes` reads the scenes, `nlhf.roleplay.simulation` acts them,
-`nlhf.roleplay.flaws` judges them and counts.
+`nlhf.roleplay.flaws` judges them, `nlhf.roleplay.coser_summary` counts.
 """
 
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 from tqdm import tqdm
 
 from nlhf.errors import UserError
-from nlhf.evaluate import weights_hash
 from nlhf.evaluation.intervals import RESAMPLES
 from nlhf.evaluation.metrics import Metric
 from nlhf.files import (
@@ -33,13 +33,15 @@ from nlhf.files import (
 )
 from nlhf.generation import SamplingConfig
 from nlhf.generation.backends import PATIENCE, BackendConfig, GenerationFailed, make_generator, report_usage
-from nlhf.judge import Generator
-from nlhf.ledger import LedgerRow, append, format_metric
+from nlhf.judge import Generator, prompt_hash
+from nlhf.ledger import LedgerRow, append
 from nlhf.logs import setup_logging
 from nlhf.models import ModelConfig
 from nlhf.roleplay.coser_scenes import SUBSETS, Scene, Tag, load_scenes
-from nlhf.roleplay.flaws import DIMENSIONS, IMPUTED, FlawList, figures, list_flaws, retrying
-from nlhf.roleplay.simulation import PROMPTS, Simulation, SimulationConfig, read_turn, simulate, speakers
+from nlhf.roleplay.coser_summary import markdown, summarise
+from nlhf.roleplay.flaws import DIMENSIONS, FlawList, judge_prompt, list_flaws, retrying
+from nlhf.roleplay.prompts import FOLDER
+from nlhf.roleplay.simulation import Simulation, SimulationConfig, read_turn, simulate, speakers
 from nlhf.runs import check_run, open_run, plain
 
 
@@ -58,7 +60,7 @@ class PartConfig:
 
     def identity(self) -> dict[str, Any]:
         """What a run's manifest says of it: whose replies they are."""
-        weights = weights_hash(self.model, self.backend)
+        weights = self.backend.weights_hash(self.model)
         return {"model": self.model.name, "weights": weights, "backend": self.backend.identity(self.model)}
 
 
@@ -140,18 +142,19 @@ def coser(
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "summary.json").is_file()
     _keep_manifest(folder, manifest)
-    try:
-        director_or_judge = generators.get("director", generators["judge"])
-        played = _simulate_into(folder, acted, generators["actor"], director_or_judge, simulation, seed, parallel)
-        judged = _judge_into(folder / "judgements.jsonl", played, generators["judge"], retries, show_thoughts, parallel)
-    finally:
-        for name, generator in generators.items():
-            report_usage(generator, parts[name].backend, folder)
-    summary = summarise(played, judged, simulation, show_thoughts, resamples, seed)
-    if ledger and not finished:
-        append(ledger, _ledger_row(plain(config), manifest, judged, summary))
-    write_text(folder / "summary.md", markdown(summary))
-    write_json(folder / "summary.json", plain(summary))
+    with _alone(folder):
+        try:
+            director_or_judge = generators.get("director", generators["judge"])
+            played = _simulate_into(folder, acted, generators["actor"], director_or_judge, simulation, seed, parallel)
+            judged = _judge_into(folder, played, generators["judge"], retries, show_thoughts, parallel)
+        finally:
+            for name, generator in generators.items():
+                report_usage(generator, parts[name].backend, folder)
+        summary = summarise(played, judged, simulation, show_thoughts, resamples, seed)
+        if ledger and not finished:
+            append(ledger, _ledger_row(plain(config), manifest, judged, summary))
+        write_text(folder / "summary.md", markdown(summary))
+        write_json(folder / "summary.json", plain(summary))
     print(markdown(summary), end="")
     return summary
 
@@ -189,9 +192,26 @@ def _manifest(path: str | None, scenes: Sequence[Scene], parts: dict[str, PartCo
         },
         "models": {name: part.identity() for name, part in parts.items()},
         "prompts": {
-            path.stem: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in sorted(PROMPTS.glob("*.jinja"))
+            path.stem: hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            for path in sorted((FOLDER / "coser").glob("*.jinja"))
         },
     }
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Nobody else works in the folder: judgements of one process would else stand beside conversations of another.
+
+    Raises:
+        UserError: somebody does.
+    """
+    from filelock import FileLock, Timeout
+
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        raise UserError(f"{folder}: another process is at work on this run; wait until it has ended") from None
 
 
 def _keep_manifest(folder: Path, manifest: dict[str, Any]) -> None:
@@ -220,7 +240,7 @@ def _simulate_into(
 ) -> list[Simulation]:
     """Act the scenes, where every turn is in a file as soon as it is spoken, and those there are not spoken again."""
     whole, begun = folder / "simulations.jsonl", folder / "turns.jsonl"
-    played = _read_simulations(whole, begun, scenes)
+    played = _read_simulations(whole, begun, scenes, config)
     owed = [s for s in played if not s.finished(config)]
 
     def keep(simulation: Simulation) -> None:
@@ -251,12 +271,15 @@ def _in_chunks(
         raise GenerationFailed.of(failures)
 
 
-def _read_simulations(whole: Path, begun: Path, scenes: Sequence[Scene]) -> list[Simulation]:
+def _read_simulations(whole: Path, begun: Path, scenes: Sequence[Scene], config: SimulationConfig) -> list[Simulation]:
     """The conversations as far as an interrupted run got."""
     played = {scene.id: Simulation(scene) for scene in scenes}
     for where, row in _kept(whole):
         check_fields(row, {"scene": str, "turns": list[dict]}, where)
-        _of(played, row, where).turns = [read_turn(turn, where) for turn in row["turns"]]
+        simulation = _of(played, row, where)
+        simulation.turns = []
+        for turn in row["turns"]:
+            simulation.take_up(read_turn(turn, where), config, where)
     done = {name for name, simulation in played.items() if simulation.turns}
     for where, row in _kept(begun):
         check_fields(row, {"scene": str, "round": int}, where)
@@ -265,7 +288,8 @@ def _read_simulations(whole: Path, begun: Path, scenes: Sequence[Scene]) -> list
             continue
         if row["round"] != len(simulation.turns) + 1:
             raise UserError(f"{where}: round {row['round']} follows on {len(simulation.turns)}; was the file edited?")
-        simulation.turns.append(read_turn({k: v for k, v in row.items() if k not in ("scene", "round")}, where))
+        turn = read_turn({k: v for k, v in row.items() if k not in ("scene", "round")}, where)
+        simulation.take_up(turn, config, where)
     return list(played.values())
 
 
@@ -281,10 +305,11 @@ def _of(played: dict[str, Simulation], row: dict[str, Any], where: str) -> Simul
 
 
 def _judge_into(
-    path: Path, played: Sequence[Simulation], judge: Generator, retries: int, show_thoughts: bool, parallel: int
+    folder: Path, played: Sequence[Simulation], judge: Generator, retries: int, show_thoughts: bool, parallel: int
 ) -> list[FlawList]:
-    """Judge the conversations, where every judgement is in the file as soon as its chunk is judged."""
-    judged = {j.key: j for j in (FlawList.from_dict(row, where) for where, row in _kept(path))}
+    """Judge the conversations, where every judgement is in a file as soon as its chunk is judged."""
+    path = folder / "judgements.jsonl"
+    judged = _read_judgements(path, played, show_thoughts)
     # A conversation that lacks one judgement is judged anew in all dimensions, and keeps those that it has.
     owed = [s for s in played if any((s.scene.id, dimension) not in judged for dimension in DIMENSIONS)]
     again = retrying(judge) if retries else None
@@ -305,82 +330,18 @@ def _judge_into(
     return ordered
 
 
-# ------------------------------------------------------------------------------------------------------------ summary
-
-
-def summarise(
-    played: Sequence[Simulation],
-    judged: Sequence[FlawList],
-    config: SimulationConfig,
-    show_thoughts: bool = False,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """What ``summary.json`` holds: the protocol, how the scenes went, and the scores, over all and by subset.
-
-    Args:
-        played: The acted scenes.
-        judged: All judgements on them.
-        config: How they were acted.
-        show_thoughts: Whether the judge read what characters think.
-        resamples: Bootstrap resamples; 0 leaves the intervals out.
-        seed: Of the resampling.
-    """
-    turns = [turn for simulation in played for turn in simulation.turns]
-    chosen = Counter(turn.next_by for turn in turns)
-    groups = {"all": judged}
-    if len({j.tag for j in judged}) > 1:
-        groups |= {tag: [j for j in judged if j.tag == tag] for tag in SUBSETS}
-    return {
-        "protocol": {**plain(config), "judge_reads_thoughts": show_thoughts},
-        "simulation": {
-            "conversations": len(played),
-            "turns": len(turns),
-            "actor_turns": sum(s.actor_rounds for s in played),
-            "silent_turns": sum(turn.silent for turn in turns),
-            "truncated_turns": sum(turn.truncated for turn in turns),
-            "speakers_by_director": chosen["director"],
-            "speakers_by_coin": chosen["coin"],
-        },
-        "judge": {
-            "judgements": len(judged),
-            "failures": sum(j.flaws is None for j in judged),
-            "asked_again": sum(len(j.replies) > 1 for j in judged),
-            "truncated_replies": sum(j.truncated for j in judged),
-        },
-        "scores": {
-            name: {
-                "failures": {d: sum(j.flaws is None for j in group if j.dimension == d) for d in DIMENSIONS},
-                "excluded": figures(group, None, resamples, seed),
-                "compat_50": figures(group, IMPUTED, resamples, seed),
-            }
-            for name, group in groups.items()
-        },
-    }
-
-
-_TITLES = {"all": "all", **SUBSETS}
-
-
-def markdown(summary: dict[str, Any]) -> str:
-    """The scores as a table; scores are points from 0 to 100."""
-    played, judge = summary["simulation"], summary["judge"]
-    thoughts = "reads" if summary["protocol"]["judge_reads_thoughts"] else "does not read"
-    lines = [
-        f"{played['conversations']} conversations, {played['turns']} turns, {played['actor_turns']} of them of "
-        f"characters, {played['silent_turns']} silent, {played['truncated_turns']} cut off. The judge {thoughts} what "
-        f"characters think; {judge['failures']} of its {judge['judgements']} judgements cannot be read.",
-        "",
-        "| Scenes | Dimension | Score | Failures | Compat: as HER's fork, failures as 50 |",
-        "| --- | --- | --- | --- | --- |",
-    ]
-    for name, scores in summary["scores"].items():
-        for dimension, metric in scores["excluded"].items():
-            failures = scores["failures"].get(dimension, sum(scores["failures"].values()))
-            cells = [_TITLES[name], dimension, format_metric(metric, rate=False), str(failures)]
-            cells.append(format_metric(scores["compat_50"][dimension], rate=False))
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+def _read_judgements(path: Path, played: Sequence[Simulation], show_thoughts: bool) -> dict[tuple[str, str], FlawList]:
+    """The judgements that an interrupted run has kept, which must be on these conversations."""
+    by_scene = {simulation.scene.id: simulation for simulation in played}
+    judged: dict[tuple[str, str], FlawList] = {}
+    for where, row in _kept(path):
+        judgement = FlawList.from_dict(row, where)
+        simulation = _of(by_scene, row, where)
+        prompt = judge_prompt(simulation, judgement.dimension, show_thoughts)
+        if judgement.prompt_hash != ("" if simulation.broke_off else prompt_hash(prompt)):
+            raise UserError(f"{where}: a judgement on another conversation than simulations.jsonl has; was it edited?")
+        judged[judgement.key] = judgement
+    return judged
 
 
 def _ledger_row(

@@ -106,7 +106,10 @@ def load_scenes(path: str | Path | None = None, tag: Tag | None = None, limit: i
 def _scene(row: Mapping[str, Any], where: str) -> Scene:
     require(row, [name for name in _FIELDS if "." not in name], where)
     check_fields(row, _FIELDS, where)
-    speakers = tuple(dict.fromkeys(_name(name, where) for name in row["speaking_characters_w_env"]))
+    written = list(dict.fromkeys(row["speaking_characters_w_env"]))
+    speakers = tuple(dict.fromkeys(_name(name, where) for name in written))
+    if len(speakers) < len(written):
+        raise UserError(f"{where}: two of {written} have one name of up to 60 letters without colons and brackets")
     if not row["dialogues"] or set(speakers) <= {ENVIRONMENT}:
         raise UserError(f"{where}: a scene needs a character in 'speaking_characters_w_env' and turns in 'dialogues'")
     major = tuple(name for name in (_name(name, where) for name in row["major_characters"]) if name in speakers)

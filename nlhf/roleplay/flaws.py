@@ -3,13 +3,13 @@
 Station of the path: simulation -> **judge -> score -> metrics**, for the evaluation of role-play
 (`nlhf.roleplay.coser`); after CoSER (arXiv 2502.09082). The judge reads the scene as it was acted beside the original,
 and lists flaws, one dimension at a time. A reply that cannot be read is asked for again; what still cannot be read is a
-failure, which is left out of the score and counted.
+failure, which is left out of the score and counted. So is a scene that broke off, or is too long to be judged.
 """
 
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from nlhf.files import check_fields
 from nlhf.formats.base import Message
 from nlhf.formats.json_replies import json_objects, repair
 from nlhf.generation.backends import GenerationFailed
+from nlhf.generation.limits import PromptTooLong
 from nlhf.judge import Generator, Reply, prompt_hash
 from nlhf.roleplay.coser_scenes import Tag
-from nlhf.roleplay.simulation import Simulation, ask, in_brackets, template
+from nlhf.roleplay.prompts import template
+from nlhf.roleplay.simulation import Simulation, ask, in_brackets
 from nlhf.roleplay.turns import PLAN, PRIVATE, DualTurn, judge_view
 from nlhf.verdict import strip_thinking
 
-DIMENSIONS = ("Storyline Consistency", "Anthropomorphism", "Character Fidelity", "Storyline Quality")
+Dimension = Literal["Storyline Consistency", "Anthropomorphism", "Character Fidelity", "Storyline Quality"]
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
 SEVERITIES = range(1, 6)
 IMPUTED = 50.0
 """What HER's fork scores a reply as that it cannot read."""
@@ -57,11 +60,11 @@ class FlawList:
         dimension: One of `DIMENSIONS`.
         actor_rounds: Turns of characters in the acted scene.
         flaws: What was found; None for a failure.
-        failure: Why the last reply could not be read; None where one could.
+        failure: Why the last reply could not be read, or why none was asked for; None where one could be read.
         replies: All that the judge wrote, up to the reply that could be read.
         truncated: How many of them the token limit cut off.
         tokens: Length of them together.
-        prompt_hash: See `nlhf.judge.prompt_hash`.
+        prompt_hash: See `nlhf.judge.prompt_hash`; empty where nothing was asked.
     """
 
     scene: str
@@ -103,7 +106,7 @@ class FlawList:
             found = cls(**values | {"replies": tuple(values["replies"])})
         except (AttributeError, TypeError, KeyError) as error:
             raise UserError(f"{where}: not a judgement written by this version ({error})") from None
-        check_fields(row, {"scene": str, "tag": Tag, "dimension": str, "actor_rounds": int}, where)
+        check_fields(row, {"scene": str, "tag": Tag, "dimension": Dimension, "actor_rounds": int}, where)
         for flaw in row["flaws"] or ():
             check_fields(flaw, {"severity": int}, where)
         return found
@@ -133,7 +136,7 @@ def judge_prompt(simulation: Simulation, dimension: str, show_thoughts: bool = F
         dimension: One of `DIMENSIONS`.
         show_thoughts: Show what characters think, as HER's fork does; upstream hides it. A plan is never shown.
     """
-    content = template("judge.jinja").render(
+    content = template("coser/judge.jinja").render(
         scene=simulation.scene,
         reference=_transcript(simulation.scene.dialogue, show_thoughts),
         acted=_transcript(simulation.dialogue, show_thoughts),
@@ -203,20 +206,25 @@ def list_flaws(
         again: Who writes them, where ``judge`` would repeat itself, see `retrying`.
 
     Returns:
-        The judgements, by scene, then dimension, and what failed: where a server left a prompt without a reply, there
-        is no judgement.
+        The judgements, and what failed: where a server left a prompt without a reply, there is no judgement.
     """
     failures: list[GenerationFailed] = []
-    asked = [(s, dimension) for s in simulations for dimension in DIMENSIONS]
+    asked = [(s, dimension) for s in simulations if not s.broke_off for dimension in DIMENSIONS]
     names = [f"conversation {s.scene.id!r}, {dimension}" for s, dimension in asked]
     prompts = [judge_prompt(s, dimension, show_thoughts) for s, dimension in asked]
     replies = ask(judge, prompts, names, failures)
-    unread = [i for i, group in enumerate(replies) if group and _unreadable(group[0], asked[i][1])]
+    long = {i: group for i, group in enumerate(replies) if isinstance(group, PromptTooLong)}
+    unread = [i for i, group in enumerate(replies) if i not in long and group and _unreadable(group[0], asked[i][1])]
     if retries and not any(failure.lost for failure in failures):
         more = ask(again or judge, [prompts[i] for i in unread], [names[i] for i in unread], failures, retries)
         for i, group in zip(unread, more, strict=True):
-            replies[i] = [*replies[i], *_up_to_readable(group, asked[i][1])] if group else []
-    found = [_judged(*asked[i], prompt_hash(prompts[i]), group) for i, group in enumerate(replies) if group]
+            came = not isinstance(group, PromptTooLong) and group
+            replies[i] = [*replies[i], *_up_to_readable(group, asked[i][1])] if came else []
+    hashes = [prompt_hash(prompt) for prompt in prompts]
+    found = [_judged(*asked[i], hashes[i], group) for i, group in enumerate(replies) if i not in long and group]
+    found += [_unjudged(*asked[i], f"too long for the judge: {problem}", hashes[i]) for i, problem in long.items()]
+    broken = [s for s in simulations if s.broke_off]
+    found += [_unjudged(s, d, f"the conversation broke off: {s.broke_off}") for s in broken for d in DIMENSIONS]
     return found, failures
 
 
@@ -243,6 +251,12 @@ def _unreadable(reply: Reply, dimension: str) -> str | None:
 def _up_to_readable(replies: Sequence[Reply], dimension: str) -> Sequence[Reply]:
     first = next((i for i, reply in enumerate(replies) if not _unreadable(reply, dimension)), len(replies))
     return replies[: first + 1]
+
+
+def _unjudged(simulation: Simulation, dimension: str, failure: str, hashed: str = "") -> FlawList:
+    """A failure without a reply."""
+    scene = simulation.scene
+    return FlawList(scene.id, scene.tag, dimension, simulation.actor_rounds, None, failure, (), 0, 0, hashed)
 
 
 def _judged(simulation: Simulation, dimension: str, hashed: str, replies: Sequence[Reply]) -> FlawList:

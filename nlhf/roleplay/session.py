@@ -4,7 +4,6 @@ Station of the path: scene -> **messages** -> Generator -> text -> turn. Nothing
 """
 
 import functools
-import hashlib
 import signal
 import threading
 import time
@@ -13,30 +12,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import jinja2
-
 from nlhf.errors import UserError
 from nlhf.files import append_jsonl, check_appendable
 from nlhf.formats.base import Message
-from nlhf.generation.streaming import PromptTooLong, ReplyStream
-from nlhf.judge import Reply
+from nlhf.generation.limits import PromptTooLong
+from nlhf.generation.streaming import ReplyStream
+from nlhf.judge import Reply, prompt_hash
 from nlhf.roleplay.live import LiveTurn
+from nlhf.roleplay.prompts import template
 from nlhf.roleplay.scenarios import NARRATOR, Character, Scenario
 from nlhf.roleplay.turns import DualTurn, Segment, history_view, parse, reader_view
 from nlhf.runs import now
 
-_ASSETS = Path(__file__).parents[1] / "assets" / "roleplay"
-
 Ending = Literal["stop", "length", "interrupted", "failed"]
 """Why a reply ended: by itself, at the token limit, by the user, or because the model or its server failed."""
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_ASSETS), undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.get_template("chat.jinja")
 
 
 def system_prompt(scenario: Scenario, character: Character, user: str) -> str:
@@ -47,7 +36,7 @@ def system_prompt(scenario: Scenario, character: Character, user: str) -> str:
         character: Whom the model plays; of the other characters it is told the description, never the goal.
         user: The name of the user's character, one of the scene or another.
     """
-    return _template().render(
+    return template("chat.jinja").render(
         scenario=scenario,
         character=character,
         user=user,
@@ -174,7 +163,7 @@ class ChatSession:
             character=character.name,
             user=user,
             system=self.system,
-            prompt_hash=hashlib.sha256(self.system.encode()).hexdigest()[:12],
+            prompt_hash=prompt_hash([{"role": "system", "content": self.system}]),
             **origin,
         )
         self._begin()

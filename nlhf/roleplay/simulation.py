@@ -6,26 +6,23 @@ each from its own view (`nlhf.roleplay.turns.history_view`); the *director* spea
 next. Several conversations go on side by side, a round of all at once.
 """
 
-import functools
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
-
-import jinja2
 
 from nlhf.errors import UserError
 from nlhf.files import check_fields
 from nlhf.formats.base import Message
 from nlhf.generation.backends import GenerationFailed
+from nlhf.generation.limits import PromptTooLong, says_too_long, too_long
 from nlhf.judge import Generator, Reply, prompt_hash
 from nlhf.roleplay.coser_scenes import ENVIRONMENT, Scene
+from nlhf.roleplay.prompts import template
 from nlhf.roleplay.turns import DualTurn, Segment, history_view, parse, pieces, reader_view
 from nlhf.verdict import strip_thinking
 
-PROMPTS = Path(__file__).parents[1] / "assets" / "roleplay" / "coser"
 END = "<END CHAT>"
 """How a director ends a conversation."""
 EARLIEST_END = 6
@@ -78,6 +75,8 @@ class PlayedTurn:
         next: Who is next; `END` after the last turn; None where the rounds are used up.
         next_by: Who said so: the director, a coin where the director named nobody who can be next, or the order.
         director: The director's reply; None where it was not asked.
+        broke_off: Why the conversation breaks off here: what was to be read next, by who has this turn or by the
+            director, does not fit into the model's context. None where it goes on.
     """
 
     speaker: str
@@ -88,6 +87,7 @@ class PlayedTurn:
     next: str | None = None
     next_by: NextBy | None = None
     director: str | None = None
+    broke_off: str | None = None
 
     @property
     def turn(self) -> DualTurn:
@@ -107,7 +107,7 @@ class PlayedTurn:
     @property
     def silent(self) -> bool:
         """Nothing is said or done that others can see."""
-        return not self.turn.visible
+        return not self.turn.visible and self.broke_off is None
 
 
 @dataclass
@@ -124,6 +124,26 @@ class Simulation:
     def next_speaker(self, config: SimulationConfig) -> str:
         """Whose turn it is."""
         return self.turns[-1].next if self.turns else speakers(self.scene, config)[0]
+
+    @property
+    def broke_off(self) -> str | None:
+        """Why it ended before its end: nobody can judge it then. None where it did not."""
+        return self.turns[-1].broke_off if self.turns else None
+
+    def take_up(self, turn: PlayedTurn, config: SimulationConfig, where: str) -> None:
+        """Add a turn that a run has kept.
+
+        Raises:
+            UserError: it does not follow on those before, or nothing can follow on it.
+        """
+        due = None if self.finished(config) else self.next_speaker(config)
+        self.turns.append(turn)
+        known = speakers(self.scene, config)
+        if turn.speaker != due or not (self.finished(config) or turn.next in known):
+            raise UserError(
+                f"{where}: {turn.speaker!r} speaks and {turn.next!r} is next, where it is the turn of {due!r} and the "
+                f"speakers are {', '.join(known)}; was the file edited?"
+            )
 
     @property
     def dialogue(self) -> list[DualTurn]:
@@ -157,6 +177,7 @@ def read_turn(row: Any, where: str) -> PlayedTurn:
     except TypeError as error:
         raise UserError(f"{where}: not a turn written by this version ({error})") from None
     kinds = {"speaker": str, "text": str, "truncated": bool, "tokens": int, "next": str | None}
+    kinds |= {"broke_off": str | None}
     check_fields(row, kinds, where)
     return turn
 
@@ -223,7 +244,10 @@ def _round(
         prompts = [turn_prompt(s, s.next_speaker(config), config) for s in group]
         replies = _one_each(generator, prompts, group, failures)
         for simulation, prompt, reply in zip(group, prompts, replies, strict=True):
-            if reply is not None:
+            if isinstance(reply, PromptTooLong):
+                turn = PlayedTurn(simulation.next_speaker(config), "", next=END, broke_off=str(reply))
+                played[simulation.scene.id] = turn
+            elif reply is not None:
                 turn = PlayedTurn(simulation.next_speaker(config), reply.text, reply.truncated, reply.tokens)
                 played[simulation.scene.id] = replace(turn, prompt_hash=prompt_hash(prompt))
     after = [Simulation(s.scene, [*s.turns, played[s.scene.id]]) for s in active if s.scene.id in played]
@@ -252,11 +276,13 @@ def _named(
         return last
     prompts = [next_speaker_prompt(s, config) for s in open_ones]
     for simulation, reply in zip(open_ones, _one_each(director, prompts, open_ones, failures), strict=True):
+        turn = simulation.turns[-1]
         if reply is None:
             del last[simulation.scene.id]
+        elif isinstance(reply, PromptTooLong):
+            last[simulation.scene.id] = replace(turn, next=END, broke_off=str(reply))
         else:
             following, by = choose_next(simulation, reply.text, config, seed)
-            turn = simulation.turns[-1]
             last[simulation.scene.id] = replace(turn, next=following, next_by=by, director=reply.text)
     return last
 
@@ -267,8 +293,11 @@ def ask(
     names: Sequence[str],
     failures: list[GenerationFailed],
     samples: int = 1,
-) -> list[list[Reply]]:
+) -> list[list[Reply] | PromptTooLong]:
     """Replies to each prompt, none where a server left one of them out: what failed is added to ``failures``, by name.
+
+    A prompt that is too long is no such failure, since it would be too long again: what is wrong with it stands in the
+    place of its replies.
 
     Args:
         generator: Whom to ask.
@@ -277,14 +306,19 @@ def ask(
         failures: Receives what went wrong.
         samples: Replies to each prompt.
     """
-    if not prompts:
-        return []
+    answers: dict[int, list[Reply] | PromptTooLong] = {**too_long(generator, prompts)}
+    fitting = [i for i in range(len(prompts)) if i not in answers]
     try:
-        return generator.generate(prompts, samples=samples)
+        found = generator.generate([prompts[i] for i in fitting], samples=samples) if fitting else []
+        answers |= dict(zip(fitting, found, strict=True))
     except GenerationFailed as error:
-        reasons = {names[i]: reason for i, reason in error.reasons.items()}
-        failures.append(GenerationFailed(error.source, [], reasons, error.lost))
-        return [[] if None in group else list(group) for group in error.replies or [[]] * len(prompts)]
+        groups = [[] if None in group else list(group) for group in error.replies or [[]] * len(fitting)]
+        answers |= dict(zip(fitting, groups, strict=True))
+        reasons = {fitting[i]: reason for i, reason in error.reasons.items()}
+        answers |= {i: PromptTooLong(reason) for i, reason in reasons.items() if says_too_long(reason)}
+        if passing := {names[i]: reason for i, reason in reasons.items() if not says_too_long(reason)}:
+            failures.append(GenerationFailed(error.source, [], passing, error.lost))
+    return [answers[i] for i in range(len(prompts))]
 
 
 def _one_each(
@@ -292,9 +326,10 @@ def _one_each(
     prompts: Sequence[list[Message]],
     simulations: Sequence[Simulation],
     failures: list[GenerationFailed],
-) -> list[Reply | None]:
+) -> list[Reply | PromptTooLong | None]:
     names = [f"conversation {s.scene.id!r}" for s in simulations]
-    return [group[0] if group else None for group in ask(generator, prompts, names, failures)]
+    found = ask(generator, prompts, names, failures)
+    return [group if isinstance(group, PromptTooLong) else next(iter(group), None) for group in found]
 
 
 def choose_next(simulation: Simulation, reply: str, config: SimulationConfig, seed: int) -> tuple[str, NextBy]:
@@ -330,26 +365,15 @@ def named_speaker(reply: str, known: Iterable[str]) -> str | None:
 # ------------------------------------------------------------------------------------------------------------ prompts
 
 
-@functools.cache
-def template(name: str) -> jinja2.Template:
-    """A prompt of this evaluation; the wording is ours."""
-    environment = jinja2.Environment(  # plain text: nothing is escaped
-        loader=jinja2.FileSystemLoader(PROMPTS),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
-
-
 def turn_prompt(simulation: Simulation, speaker: str, config: SimulationConfig) -> list[Message]:
     """What a speaker reads before its turn: its own part and secrets, and of the others what can be seen."""
     scene = simulation.scene
     if speaker == ENVIRONMENT:
-        system = template("environment.jinja").render(scene=scene)
+        system = template("coser/environment.jinja").render(scene=scene)
     else:
         others = {name: text for name, text in scene.profiles.items() if name != speaker}
-        system = template("actor.jinja").render(scene=scene, name=speaker, others=others, notation=config.notation)
+        known = {"scene": scene, "name": speaker, "others": others, "notation": config.notation}
+        system = template("coser/actor.jinja").render(known)
     # Chat templates want a user's message first.
     messages = history_view([_OPENING, *simulation.dialogue], speaker, system)
     if config.notation == "tags":
@@ -359,7 +383,7 @@ def turn_prompt(simulation: Simulation, speaker: str, config: SimulationConfig) 
 
 def next_speaker_prompt(simulation: Simulation, config: SimulationConfig) -> list[Message]:
     """What the director reads before it names who is next."""
-    content = template("next_speaker.jinja").render(
+    content = template("coser/next_speaker.jinja").render(
         scene=simulation.scene,
         names=speakers(simulation.scene, config),
         dialogue=[reader_view(turn) for turn in simulation.dialogue],

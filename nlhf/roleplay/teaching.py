@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from nlhf.errors import UserError
 from nlhf.files import read_jsonl, write_jsonl
@@ -30,6 +29,7 @@ from nlhf.roleplay.judgements import (
 )
 from nlhf.roleplay.principles import Library, load_principles, run_principles
 from nlhf.sources import DataConfig, load_pairs
+from nlhf.terminal import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +63,8 @@ def teach(data: DataConfig, judgements: str, out: str, principles: str | None = 
         raise UserError(f"{out}: the file is JSON lines; name it .jsonl, so that it is read as such")
     if Path(out).exists() and not overwrite:
         raise UserError(f"{out} exists; choose another name or replace it with --overwrite true")
+    if Path(out).resolve() in (_file(judgements).resolve(), data.path and Path(data.path).resolve()):
+        raise UserError(f"--out {out} is read here; choose another file")
     given = load_principles(principles) if principles else run_principles(judgements)
     pairs = load_pairs(data)
     replies = list(read_replies(judgements))
@@ -80,7 +82,7 @@ def teach(data: DataConfig, judgements: str, out: str, principles: str | None = 
     write_jsonl(out, (pair.to_dict() for pair in taught))
     kept = sum(len(pair.meta[JUDGEMENTS]) for pair in taught)
     text = f"{len(taught)} of {len(pairs)} pairs with {kept} of {len(replies)} replies written to {out}{reasons}"
-    Console(highlight=False).print(Text(text), soft_wrap=True)
+    Console(highlight=False).print(shown(text), soft_wrap=True)
 
 
 def read_replies(path: str | Path) -> Iterator[TeacherReply]:
@@ -89,7 +91,7 @@ def read_replies(path: str | Path) -> Iterator[TeacherReply]:
     Raises:
         UserError: the file cannot be read, or a row is neither.
     """
-    path = Path(path) / "judgements.jsonl" if Path(path).is_dir() else Path(path)
+    path = _file(path)
     for number, row in read_jsonl(path):
         where = f"{path}:{number}"
         if not isinstance(row, Mapping):
@@ -97,6 +99,10 @@ def read_replies(path: str | Path) -> Iterator[TeacherReply]:
         nested = row.get("judgements")
         for judgement in nested if isinstance(nested, list) else [row]:
             yield _reply(judgement, row.get("pair_id", row.get("id")), where)
+
+
+def _file(judgements: str | Path) -> Path:
+    return Path(judgements) / "judgements.jsonl" if Path(judgements).is_dir() else Path(judgements)
 
 
 def _reply(row: Any, pair_id: Any, where: str) -> TeacherReply:

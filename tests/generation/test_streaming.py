@@ -5,7 +5,8 @@ import pytest
 from nlhf.errors import UserError
 from nlhf.generation import SamplingConfig, TransformersGenerator
 from nlhf.generation.backends import BackendConfig
-from nlhf.generation.streaming import LocalStream, PromptTooLong, open_stream
+from nlhf.generation.limits import PromptTooLong
+from nlhf.generation.streaming import LocalStream, open_stream
 from nlhf.models import ModelConfig, load_model, load_tokenizer
 from tests.generation.streaming_server import StreamingServer
 

@@ -272,6 +272,13 @@ def test_a_chat_on_a_pipe_is_plain_text(pipe, serve, tmp_path):
     assert rows(tmp_path)[-1]["reason"] == "end of input"
 
 
+def test_letters_that_the_output_cannot_show_do_not_end_a_chat(pipe, serve, monkeypatch):
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii", write_through=True))
+    assert pipe(options(serve("Jay Gatsby: Žofia \N{EM DASH} old sport.")), b"Hello.\n")[0] == 0
+    assert b"Jay Gatsby: \\u017dofia \\u2014 old sport." in out.getvalue()
+
+
 def test_a_model_that_fails_on_a_pipe_is_an_error(pipe, serve, tmp_path):
     returned, out, err = pipe(options(serve((401, "no key"))), b"Hello.\nGo on.\n")
     assert returned == 2
@@ -351,7 +358,7 @@ def test_the_card_and_we_name_the_model_alike(pipe, serve, tmp_path):
         ),
         pytest.param(
             ["--model-path", "m", "--scenario", "2", "--character", "1", "--user", "A: b"],
-            "cannot stand before the colon",
+            "user 'A: b': field 'name': 'A: b' cannot stand before the colon",
             id="user-with-a-colon",
         ),
         pytest.param(
@@ -397,7 +404,6 @@ def test_a_chat_without_input_or_output_is_refused(pipe, monkeypatch, capsys):
 
 
 def test_a_recording_that_would_overwrite_or_cannot_run_is_refused(tmp_path):
-
     file = tmp_path / "chat.txt"
     with pytest.raises(UserError, match=r"the chat ended early.*unknown random model"):
         record(str(file), "random:nothing")
@@ -406,6 +412,8 @@ def test_a_recording_that_would_overwrite_or_cannot_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="exists already"):
         record(str(file))
     assert file.read_text() == "precious"
+    with pytest.raises(UserError, match=r"chat\.txt is a file"):
+        record(str(file / "chat.txt"))
 
 
 @pytest.mark.slow

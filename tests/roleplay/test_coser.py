@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,10 @@ BAD_ROWS = {
         "of 'M. Jo': field 'profile'",
     ),
     "a character without name": (lambda r: r["key_characters"][1].pop("name"), "key_characters, entry 2: missing"),
+    "names that are one without brackets": (
+        lambda r: r.update(speaking_characters_w_env=["Jo", "Jo (the sailor)", "Jo the sailor"]),
+        "have one name of up to 60 letters",
+    ),
     "a name of brackets": (lambda r: r.update(major_characters=["(:)"]), "'(:)' is no name"),
 }
 
@@ -263,6 +268,67 @@ def test_a_conversation_that_gets_no_reply_stands_still_and_is_named():
     failures = simulate(simulations, Broken(lambda p, k: "Yes."), Scripted(lambda p, k: "It rains."), ROUND_ROBIN)
     assert [len(s.turns) for s in simulations] == [0, 4]
     assert "conversation 'The Lamp at Skerry Point-1-0': HTTP 500" in str(failures[0])
+
+
+class Bounded(Scripted):
+    """A server that refuses what is longer than it reads."""
+
+    def __init__(self, answer, most):
+        super().__init__(answer)
+        self.most = most
+
+    def generate(self, prompts, samples=1, progress=None):
+        replies = super().generate(prompts, samples)
+        reasons = {i: "HTTP 400: maximum context length" for i, p in enumerate(prompts) if len(text_of(p)) > self.most}
+        if not reasons:
+            return replies
+        raise GenerationFailed("m", [[None] if i in reasons else r for i, r in enumerate(replies)], reasons)
+
+
+def test_a_conversation_that_outgrows_the_actor_breaks_off_and_the_others_go_on():
+    def speak(prompt, sample):
+        return "Long. " * 1000 if "lighthouse" in text_of(prompt) else "Yes."
+
+    simulations = [Simulation(scene) for scene in load_scenes()[:2]]
+    director = Scripted(lambda p, k: "It rains.")
+    assert simulate(simulations, Bounded(speak, 5000), director, ROUND_ROBIN) == []
+    long, short = simulations
+    assert (long.broke_off, short.broke_off) == ("HTTP 400: maximum context length", None)
+    assert [t.text for t in long.turns][1:] == [""]
+    assert long.finished(ROUND_ROBIN)
+    assert long.turns[-1].next == END
+    assert len(short.turns) == 4
+
+
+def test_a_conversation_that_outgrows_the_director_breaks_off_behind_the_last_turn():
+    simulation = Simulation(SCENE)
+    director = Bounded(lambda p, k: "Maren", 0)
+    assert simulate([simulation], Scripted(lambda p, k: "Yes."), director, SimulationConfig()) == []
+    [turn] = simulation.turns
+    assert (turn.text, turn.next, turn.broke_off is None) == ("Yes.", END, False)
+
+
+def test_a_conversation_that_broke_off_is_a_failure_and_is_not_judged():
+    broken = played(("Jo", "Open!"))
+    broken.turns.append(PlayedTurn("Maren", "", next=END, broke_off="9 tokens, where 8 is the most"))
+    judge = Scripted(lambda p, k: flaws(dimension_in(p)))
+    found, failures = list_flaws([broken, played(("Jo", "Open!"), scene=load_scenes()[1])], judge)
+    assert failures == []
+    assert len(judge.prompts) == 4
+    failed = [j for j in found if j.flaws is None]
+    assert {j.key for j in failed} == {(SCENE.id, d) for d in DIMENSIONS}
+    assert {j.failure for j in failed} == {"the conversation broke off: 9 tokens, where 8 is the most"}
+    summary = summarise([broken], failed, SimulationConfig(), resamples=0)
+    assert (summary["simulation"]["broke_off"], summary["simulation"]["silent_turns"]) == (1, 0)
+    assert summary["scores"]["all"]["excluded"]["Average"].value is None
+    assert "1 conversations, 1 of them broken off" in markdown(summary)
+
+
+def test_a_conversation_that_is_too_long_for_the_judge_is_a_failure():
+    found, failures = list_flaws([played(("Jo", "Open!"))], Bounded(lambda p, k: "", 0), retries=2)
+    assert failures == []
+    assert {j.failure for j in found} == {"too long for the judge: HTTP 400: maximum context length"}
+    assert all(j.flaws is None and j.replies == () and j.prompt_hash for j in found)
 
 
 # -------------------------------------------------------------------------------------------------------- who sees what
@@ -530,7 +596,7 @@ def test_a_summary_has_both_ways_of_counting_side_by_side_and_both_subsets():
     assert summary["judge"] == {"judgements": 8, "failures": 1, "asked_again": 0, "truncated_replies": 0}
     assert (summary["simulation"]["silent_turns"], summary["simulation"]["actor_turns"]) == (4, 8)
     table = markdown(summary)
-    assert "does not read what characters think; 1 of its 8 judgements cannot be read" in table
+    assert "does not read what characters think; 1 of 8 judgements are failures" in table
     assert f"| out-of-domain | {D} | – | 1 | 50.0 (50.0/1) |" in table
     alone = summarise(simulations[:1], judgements[:4], SimulationConfig(), resamples=0)
     assert list(alone["scores"]) == ["all"]
@@ -593,7 +659,7 @@ def contents(folder):
 def test_the_verb_end_to_end(run, server, capsys):
     assert run("out") == 0
     assert {p.name for p in Path("out").iterdir()} == {
-        *RESULTS, "config.yaml", "environment.json", "manifest.json", "usage.jsonl",
+        *RESULTS, "config.yaml", "environment.json", "manifest.json", "usage.jsonl", ".lock",
     }  # fmt: skip
     simulations, judgements = lines("out/simulations.jsonl"), lines("out/judgements.jsonl")
     assert [row["scene"] for row in simulations] == [scene.id for scene in load_scenes()]
@@ -722,6 +788,71 @@ def test_bad_options_are_refused_before_anything_is_written(case, run, server, c
     assert said in capsys.readouterr().err
     assert not Path("out").exists()
     assert not server.bodies
+
+
+def edited(path, change):
+    """The file with one row changed by hand."""
+    rows = lines(path)
+    change(rows)
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+EDITED = {
+    "a speaker who is nobody": ("simulations", lambda r: r[0]["turns"][1].update(speaker="Gull"), "'Gull' speaks"),
+    "a next one who is nobody": ("simulations", lambda r: r[1]["turns"][2].update(next="Gull"), "'Gull' is next"),
+    "nobody is next": ("simulations", lambda r: r[1]["turns"][2].update(next=None), "None is next"),
+    "a turn too many": ("simulations", lambda r: r[0]["turns"].append(r[0]["turns"][0]), "the turn of None"),
+    "another text": ("simulations", lambda r: r[0]["turns"][0].update(text="No."), "on another conversation"),
+    "a field of another version": ("simulations", lambda r: r[0]["turns"][0].update(mood=1), "not a turn written by"),
+    "a judgement on no scene": ("judgements", lambda r: r[0].update(scene="X"), "no scene has the id 'X'"),
+    "another dimension": ("judgements", lambda r: r[0].update(dimension="Style"), "field 'dimension'"),
+    "a severity in words": ("judgements", lambda r: r[-1].update(flaws=[{"severity": "bad"}]), "field 'severity'"),
+    "a row that is a list": ("judgements", lambda r: r.append([]), "not a judgement written by"),
+}
+
+
+def test_files_of_a_run_that_were_edited_are_refused_with_their_row(run, capsys):
+    assert run("out") == 0
+    for name, change, said in EDITED.values():
+        before = contents("out")
+        edited(f"out/{name}.jsonl", change)
+        changed = contents("out")
+        assert run("out", "--resume", "true") == 2
+        message = capsys.readouterr().err
+        assert said in message
+        assert re.search(r"out/(simulations|judgements)\.jsonl:\d+: ", message)
+        assert contents("out") == changed
+        Path(f"out/{name}.jsonl").write_bytes(before[f"{name}.jsonl"])
+
+
+def test_two_processes_do_not_work_on_one_run(run, capsys):
+    assert run("out") == 0
+    before = contents("out")
+    with FileLock("out/.lock"):
+        assert run("out", "--resume", "true") == 2
+    assert "out: another process is at work on this run" in capsys.readouterr().err
+    assert contents("out") == before
+    assert run("out", "--resume", "true") == 0
+
+
+def test_a_run_with_a_conversation_that_breaks_off_ends_and_is_resumed(run, server):
+    def limited(body):
+        long = "lunar" in json.dumps(body).lower() and len(body["messages"]) > 2
+        return (400, {}, {"error": {"message": "context length"}}) if long else answer(body)
+
+    server.default = limited
+    assert run("out") == 0
+    whole, asked = contents("out"), len(server.bodies)
+    [broken] = [row["turns"] for row in lines("out/simulations.jsonl") if "Lunar" in row["scene"]]
+    assert "context length" in broken[-1]["broke_off"]
+    assert len(broken) < 7
+    summary = json.loads(Path("out/summary.json").read_text())
+    assert (summary["simulation"]["broke_off"], summary["judge"]["judgements"]) == (1, 16)
+    assert sum("broke off" in (j["failure"] or "") for j in lines("out/judgements.jsonl")) == 4
+    Path("out/summary.json").unlink()
+    assert run("out", "--resume", "true") == 0
+    assert contents("out") == whole
+    assert len(server.bodies) == asked
 
 
 def test_scenes_that_changed_are_not_resumed(run, capsys):

@@ -147,10 +147,10 @@ PRINCIPLES = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The folder of the one command."""
+    """The folder of the one command, which is run from another folder than the repository's."""
     out = tmp_path_factory.mktemp("written") / "run"
-    command = [sys.executable, "experiments/her_rm/written.py", "--out", str(out), "--resamples", "50"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    command = [sys.executable, str(FOLDER / "written.py"), "--out", str(out), "--resamples", "50"]
+    done = subprocess.run(command, cwd=out.parent, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return out
 

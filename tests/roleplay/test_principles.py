@@ -51,7 +51,9 @@ def changed(**values):
         pytest.param(changed(definition="Bad."), "20 to 300 characters", id="short"),
         pytest.param(lambda rows: rows["principles"].append(rows["principles"][0]), "two principles have", id="twice"),
         pytest.param(lambda rows: rows.update(principles=[]), "principles a list of at least one", id="none"),
+        pytest.param(changed(definition="One line.\rAnother line of text."), "one line of 20", id="lines"),
         pytest.param(lambda rows: rows.update(version=1), "version must be a text", id="version"),
+        pytest.param(lambda rows: rows.update(version=" "), "version must be a text", id="blank-version"),
         pytest.param(lambda rows: rows.pop("version"), "expected the fields version and principles", id="no-version"),
     ],
 )
@@ -65,14 +67,32 @@ def test_a_library_that_is_wrong_is_refused_by_file_and_place(tmp_path, change, 
     assert str(file) in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["version: '1'\nprinciples: [", "[]", "", "a: b"])
+@pytest.mark.parametrize("text", ["version: '1'\nprinciples: [", "[]", "", "a: b", "\0", "version: '1'\nversion: '2'"])
 def test_a_file_that_is_no_library_is_refused(tmp_path, text):
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(UserError, match="mine"):
         load_principles(file)
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match=r"none\.yaml: .*No such file"):
         load_principles(tmp_path / "none.yaml")
+
+
+def test_a_field_that_comes_twice_is_refused(tmp_path):
+    file = tmp_path / "mine.yaml"
+    row = yaml.safe_dump({"version": "1", "principles": ROWS["principles"][:1]}, sort_keys=False)
+    file.write_text(row.replace("  polarity: negative", "  polarity: negative\n  polarity: positive"))
+    with pytest.raises(UserError, match=r"mine\.yaml: .*'polarity' comes twice"):
+        load_principles(file)
+
+
+def test_what_would_clear_the_terminal_is_shown_as_text(tmp_path, capsys):
+    rows = {"version": "1", "principles": [ROWS["principles"][0] | {"definition": "\x1b[2J wipes everything."}]}
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(rows), encoding="utf-8")
+    assert main(["roleplay", "principles", "--principles", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\\x1b[2J" in "".join(out.split())
 
 
 def test_a_teacher_reads_every_principle_and_a_judge_none():

@@ -84,6 +84,7 @@ WRONG = [
     pytest.param(scene(id="7"), "must have a letter", id="id-is-a-number"),
     pytest.param(scene(id=7), "field 'id' must be one line of text", id="id-no-text"),
     pytest.param(scene(year="1813"), "field 'year' must be a whole number, got '1813'", id="year"),
+    pytest.param(scene(opening="One.\u2028Two."), "field 'opening' must be one line of text", id="two-lines-unicode"),
     pytest.param(scene(year=True), "field 'year' must be a whole number", id="year-true"),
     pytest.param(scene(setting=" "), "field 'setting' must be one line of text", id="blank"),
     pytest.param(scene(opening="One.\nTwo."), "field 'opening' must be one line of text", id="two-lines"),
@@ -127,7 +128,7 @@ def test_a_file_that_is_wrong_is_refused_by_file_scene_and_field(tmp_path, chang
     assert str(caught.value).startswith(str(file))
 
 
-@pytest.mark.parametrize("text", ["scenarios: [", "", "[]", "a: b", "&a [*a]"])
+@pytest.mark.parametrize("text", ["scenarios: [", "", "[]", "a: b", "&a [*a]", "\0", "scenarios: []\nscenarios: []", '"\\ud800": x'])
 def test_a_file_that_holds_no_scenes_is_refused(tmp_path, text):
     file = tmp_path / "mine.yaml"
     file.write_text(text)
@@ -136,10 +137,10 @@ def test_a_file_that_holds_no_scenes_is_refused(tmp_path, text):
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*none\.yaml"):
+    with pytest.raises(UserError, match=r"none\.yaml: .*No such file"):
         load_scenarios(tmp_path / "none.yaml")
     (tmp_path / "latin.yaml").write_bytes("scenarios: [é]".encode("latin-1"))
-    with pytest.raises(UserError, match=r"cannot read .*latin\.yaml"):
+    with pytest.raises(UserError, match=r"latin\.yaml: .*can't decode"):
         load_scenarios(tmp_path / "latin.yaml")
 
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from nlhf.errors import UserError
-from nlhf.generation.streaming import PromptTooLong
+from nlhf.generation.limits import PromptTooLong
 from nlhf.judge import Reply
 from nlhf.roleplay.live import LiveTurn
 from nlhf.roleplay.scenarios import NARRATOR, find_scenario, load_scenarios

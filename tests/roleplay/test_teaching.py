@@ -176,6 +176,16 @@ def test_judgements_that_cannot_be_used_are_refused(tmp_path, capsys, replies, m
     assert not (tmp_path / "taught.jsonl").exists()
 
 
+@pytest.mark.parametrize("name", ["judgements.jsonl", "pairs.jsonl"])
+def test_what_is_read_is_not_overwritten(tmp_path, capsys, name):
+    command = written(tmp_path, [("p1", "AB", reply("A", "A"))])
+    before = (tmp_path / name).read_bytes()
+    out = ["--overwrite", "true", "--out", str(tmp_path / "." / name)]
+    assert main([*command, str(tmp_path), *out]) == 2
+    assert "is read here; choose another file" in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == before
+
+
 def test_a_row_that_is_no_object_is_refused(tmp_path):
     (tmp_path / "judgements.jsonl").write_text("[1]\n")
     with pytest.raises(UserError, match=r"judgements\.jsonl:1: a row must be an object"):

@@ -8,6 +8,7 @@ import errno
 import functools
 import importlib
 import inspect
+import io
 import itertools
 import json
 import os
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None, prog: str = "nlhf", verbs: Verbs = V
     arguments = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed by who called us; the libraries that log would fail on it
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a text may have what the terminal's encoding has not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(_overview(prog, verbs))

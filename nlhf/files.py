@@ -35,9 +35,15 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write beside the target and rename, so that readers see the old file or the new one, never a part."""
+    """Write beside the target and rename, so that readers see the old file or the new one, never a part.
+
+    What is no file, such as a pipe or /dev/null, is written to as it is: a rename would put a file in its place.
+    """
     path = Path(path)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(data)
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:

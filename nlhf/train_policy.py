@@ -248,7 +248,7 @@ def _described(prompts: Sequence[Pair]) -> dict[str, Any]:
 class WithReferences:
     """The reward with each row's reference, by the row's index: the references come later, they need a trainer."""
 
-    __name__ = PolicyReward.__name__
+    __name__ = "policy_reward"  # trl names its metrics after it; of a class, __name__ is the name of the class
     process = None
 
     def __init__(self, reward: PolicyReward, prompts: Sequence[Pair]):

@@ -304,3 +304,13 @@ def test_a_link_to_a_file_that_is_not_there_yet_is_written_through(tmp_path):
 def test_checking_for_appending_writes_nothing(tmp_path):
     check_appendable(tmp_path / "new" / "ledger.jsonl")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_text(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    assert pipe.is_fifo()
+    os.close(reader)

@@ -175,15 +175,26 @@ class TransformersGenerator:
         """
         prompt_ids = self.render(prompts)
         lengths = [len(ids) for ids in prompt_ids]
-        window, new = self.window(), self.config.max_new_tokens
+        limit, reason = self.longest_prompt()
+        if limit is not None:
+            _check_lengths(lengths, limit, reason)
+        return prompt_ids
+
+    def longest_prompt(self) -> tuple[int | None, str]:
+        """The most tokens that a prompt may have (None: nothing limits them), and what says so.
+
+        Raises:
+            UserError: no room is left for a prompt.
+        """
+        window, new, limits = self.window(), self.config.max_new_tokens, []
         if self.config.max_prompt_tokens is not None:
-            _check_lengths(lengths, self.config.max_prompt_tokens, "sampling.max_prompt_tokens")
+            limits.append((self.config.max_prompt_tokens, "sampling.max_prompt_tokens"))
         if window is not None:
             reason = f"the model's context of {window} less sampling.max_new_tokens, {new}"
             if window <= new:
                 raise UserError(f"no room is left for a prompt: {reason}; lower sampling.max_new_tokens")
-            _check_lengths(lengths, window - new, reason)
-        return prompt_ids
+            limits.append((window - new, reason))
+        return min(limits, default=(None, ""))
 
     def choice_log_probs(
         self,

@@ -25,25 +25,8 @@ def says_too_long(problem: str) -> bool:
     return bool(_SAID.match(problem))
 
 
-def longest_prompt(generator: TransformersGenerator) -> int | None:
-    """The most tokens that a prompt may have; None where nothing limits them.
-
-    Raises:
-        UserError: no room is left for a prompt.
-    """
-    config, window = generator.config, generator.window()
-    if window is None:
-        return config.max_prompt_tokens
-    if window <= config.max_new_tokens:
-        raise UserError(
-            f"no room is left for a prompt: the model's context of {window} less sampling.max_new_tokens, "
-            f"{config.max_new_tokens}; lower sampling.max_new_tokens"
-        )
-    return min(config.max_prompt_tokens or window, window - config.max_new_tokens)
-
-
 def excess(tokens: int, limit: int | None) -> PromptTooLong | None:
-    """What is wrong with a prompt of so many tokens where `longest_prompt` is the limit; None where it fits."""
+    """What is wrong with a prompt of so many tokens where that is the limit; None where it fits."""
     fits = limit is None or tokens <= limit
     return None if fits else PromptTooLong(f"{tokens} tokens, where {limit} is the most")
 
@@ -56,6 +39,6 @@ def too_long(generator: Generator, prompts: Sequence[list[Message]]) -> dict[int
     """
     if not isinstance(generator, TransformersGenerator):
         return {}
-    limit = longest_prompt(generator)
+    limit, _ = generator.longest_prompt()
     problems = [excess(len(ids), limit) for ids in generator.render(prompts)]
     return {i: problem for i, problem in enumerate(problems) if problem}

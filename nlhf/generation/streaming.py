@@ -12,7 +12,7 @@ from nlhf.errors import UserError
 from nlhf.formats.base import Message
 from nlhf.generation import SamplingConfig
 from nlhf.generation.backends import BackendConfig, make_generator
-from nlhf.generation.limits import PromptTooLong, excess, longest_prompt, says_too_long
+from nlhf.generation.limits import PromptTooLong, excess, says_too_long
 from nlhf.judge import Reply
 from nlhf.models import ModelConfig
 
@@ -67,7 +67,7 @@ class LocalStream:
     """
 
     def __init__(self, generator: "TransformersGenerator"):
-        self.generator, self._limit = generator, longest_prompt(generator)
+        self.generator, (self._limit, _) = generator, generator.longest_prompt()
 
     def stream(self, messages: Sequence[Message], on_text: Callable[[str], None], sample: int = 0) -> Reply:
         """See `ReplyStream`. Where the prompt opens the model's thinking, the reply begins with the opening tag."""

@@ -118,7 +118,6 @@ class Terminal:
             raise UserError("a chat needs standard input and standard output")
         self.interactive = sys.stdin.isatty()
         sys.stdin.reconfigure(errors="replace")
-        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write what the terminal's encoding has not
         self.console = Console(highlight=False, soft_wrap=True)
         if self.interactive:
             with contextlib.suppress(ImportError):  # not on every system

@@ -4,7 +4,7 @@ import pytest
 
 from nlhf.errors import UserError
 from nlhf.generation import SamplingConfig, TransformersGenerator
-from nlhf.generation.limits import PromptTooLong, longest_prompt, says_too_long, too_long
+from nlhf.generation.limits import PromptTooLong, says_too_long, too_long
 from nlhf.models import ModelConfig, load_model, load_tokenizer
 
 
@@ -34,10 +34,10 @@ def test_what_does_not_fit_is_what_the_generator_refuses(local):
 
 def test_the_room_is_the_window_less_the_reply_or_the_limit_that_is_set(local):
     window = local().window()
-    assert longest_prompt(local(max_new_tokens=10)) == window - 10
-    assert longest_prompt(local(max_new_tokens=10, max_prompt_tokens=7)) == 7
+    assert local(max_new_tokens=10).longest_prompt()[0] == window - 10
+    assert local(max_new_tokens=10, max_prompt_tokens=7).longest_prompt()[0] == 7
     with pytest.raises(UserError, match=r"no room is left.*lower sampling\.max_new_tokens"):
-        longest_prompt(local(max_new_tokens=window))
+        local(max_new_tokens=window).longest_prompt()
 
 
 def test_another_generator_is_asked_first():

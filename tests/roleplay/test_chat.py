@@ -368,7 +368,7 @@ def test_the_card_and_we_name_the_model_alike(pipe, serve, tmp_path):
         ),
         pytest.param(["--model-path", "m"], "no scenario was chosen; --scenario chooses one", id="nothing-typed"),
         pytest.param(["--model-path", "m", "--scenario", "2"], "no character was chosen", id="no-character"),
-        pytest.param(["--model-path", "m", "--scenarios", "none.yaml"], "cannot read none.yaml", id="no-file"),
+        pytest.param(["--model-path", "m", "--scenarios", "none.yaml"], "No such file", id="no-file"),
         pytest.param(["--model-path", "m", "--show-thnk"], "unknown option", id="option"),
         pytest.param(["--model-path", "random:tiny"], "random:", id="model-name"),
     ],

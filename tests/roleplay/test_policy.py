@@ -225,6 +225,8 @@ def test_the_form_is_a_figure_of_a_role_play_policy(policy):
     rows = [row for _, row in read_jsonl(policy / "metrics.jsonl")]
     assert [row["validation/format_rate"] for row in rows if "validation/score" in row] == [0, 0]
     assert [row["response/format_rate"] for row in rows if "reward" in row] == [0, 0]
+    keys = {key for row in rows for key in row if key.startswith("rewards/")}
+    assert keys == {"rewards/policy_reward/mean", "rewards/policy_reward/std"}
     text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
     assert "`response/format_rate`" in text
 

@@ -38,8 +38,8 @@ VERBS: Verbs = {
     "report": ("nlhf.report:report", "compare evaluated runs in one table and page"),
     "score-critiques validate": ("nlhf.critique.validation:validate", "hold critique scorers against human labels"),
     "score-critiques fit": ("nlhf.critique.fitting:fit", "learn the critique matcher from human labels"),
-    "roleplay principles": ("nlhf.roleplay.principles:show", "check and print principles, built in or of a file"),
     "chat": ("nlhf.roleplay.chat:chat", "talk with a character of a scene, played by a model"),
+    "roleplay principles": ("nlhf.roleplay.principles:show", "check and print principles, built in or of a file"),
     "roleplay teach": ("nlhf.roleplay.teaching:teach", "make pairs for a cold start from a teacher's judgements"),
     "roleplay coser": ("nlhf.roleplay.coser:coser", "let a model act scenes and score them by the flaws a judge finds"),
     "suite": ("nlhf.suite:suite", "run arms x seeds of an experiment and compare them"),
@@ -126,15 +126,23 @@ def run_verb(target: str, prog: str, arguments: Sequence[str]) -> Any:
 
 
 def _named_first(arguments: list[str], function: Any) -> list[str]:
-    """Bare words are the verb's path, or else its first parameter: ``data check FILE``, ``report RUN RUN``."""
-    words = list(itertools.takewhile(lambda argument: not argument.startswith("-"), arguments))
+    """Bare words with the name of their option; ``-`` is a word, standard input."""
+    words = list(itertools.takewhile(lambda argument: argument == "-" or not argument.startswith("-"), arguments))
     if not words:
         return arguments
-    parameters = inspect.signature(function).parameters
-    first = "path" if "path" in parameters else next(iter(parameters))
-    if typing.get_origin(parameters[first].annotation) is list and not words[0].startswith("["):
-        return [f"--{first}", json.dumps(words), *arguments[len(words) :]]
-    return [f"--{first}", *arguments]
+    option = _option_of_words(function)
+    hint = typing.get_type_hints(function).get(option)
+    if typing.get_origin(hint) is list and not words[0].startswith("["):
+        return [f"--{option}", json.dumps(words), *arguments[len(words) :]]
+    return [f"--{option}", *arguments]
+
+
+def _option_of_words(function: Any) -> str:
+    """What bare words are: what the verb works on (``data check FILE``, ``report RUN RUN``), else its configuration."""
+    hints = typing.get_type_hints(function)
+    first = "path" if "path" in hints else next(iter(hints))
+    whole = first in ("path", "input", "runs", "data", "principles", "model_path")
+    return first if whole and not dataclasses.is_dataclass(hints[first]) else "config"
 
 
 def _spelled_out(arguments: Sequence[str], function: Any) -> list[str]:
@@ -289,9 +297,13 @@ def make_parser(function: Any, prog: str) -> Any:
             message += _nearest_option(message, self)
             if not self.exit_on_error:  # a parser within ours, for one configuration class
                 super().error(message, ex)
-            raise ConfigurationError(explain(message, ex)) from None
+            message = explain(message, ex)
+            raise ConfigurationError(message + _field_meant(message, self)) from None
 
-    parser = Parser(prog=prog, description=(function.__doc__ or "").strip().split("\n\n")[0])
+    purpose = inspect.cleandoc(function.__doc__ or "").partition("\n\nArgs:")[0].replace("``", "")
+    option = _option_of_words(function)
+    short = f"The first word may stand without its option: {prog} {option.upper()} [options] (--{option})."
+    parser = Parser(prog=prog, description=purpose, epilog=short)
     parser.add_argument("--config", action="config", help="YAML file with these options; later options override it")
     parser.add_function_arguments(function, as_group=False, sub_configs=True)
     return parser
@@ -329,6 +341,13 @@ def _nearest_option(message: str, parser: Any) -> str:
     known = within or known
     found = nearest(name, known) or nearest(name.rpartition(".")[2], {key.rpartition(".")[2] for key in known})
     return f".{found}" if found else ""
+
+
+def _field_meant(message: str, parser: Any) -> str:
+    """``--model NAME`` was to be ``--model.name NAME``: the one field that must be given."""
+    whole = re.fullmatch(r"([\w.]+): expected fields with values, got (.+)", message)
+    fields = [a.dest for a in parser._actions if whole and a.required and a.dest.startswith(f"{whole[1]}.")]
+    return f". Did you mean --{fields[0]} {whole[2]}?" if len(fields) == 1 else ""
 
 
 _KEY = re.compile(r"""Parser key "([^"]+)":\s+|Problem with given class_path '[^']+':\s+""")
@@ -409,5 +428,6 @@ def _overview(prog: str, verbs: Verbs) -> str:
     width = max(len(verb) for verb in verbs)
     lines = [f"  {verb:<{width}}  {summary}" for verb, (_, summary) in verbs.items()]
     usage = f"usage: {prog} VERB [--config FILE.yaml] [options]"
+    purpose = (importlib.import_module(prog.split()[0]).__doc__ or "").partition("\n")[0]
     help_hint = f"Options of a verb: {prog} VERB --help"
-    return "\n".join([usage, "", "Train and measure generative judges.", "", *lines, "", help_hint])
+    return "\n".join([usage, "", purpose, "", *lines, "", help_hint])

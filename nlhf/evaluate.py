@@ -39,7 +39,7 @@ from nlhf.pairs import Pair
 from nlhf.presets import with_preset
 from nlhf.report import write_report
 from nlhf.roleplay.principles import PRINCIPLES_FILE, Library
-from nlhf.runs import check_run, open_run, plain
+from nlhf.runs import alone, check_run, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.rewardbench2 import RATED
 
@@ -85,9 +85,11 @@ def evaluate(
         model: The judge's model.
         data: The pairs to judge.
         out: Folder of the run; it must not hold a run yet, unless resume is set.
-        preset: A released judge of `nlhf.presets.PRESETS`: fills in format and sampling where you do not set them, and
-            on the command line and in a YAML the model too.
-        format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default.
+        preset: A released judge: her-rm-32b, outcome-baseline-qwen-7b, rm-nlhf-qwen-7b, rm-nlhf-qwen-32b or
+            sdrm-qwen3-4b-mask70. It fills in format and sampling where you do not set them, and on the command line
+            and in a YAML the model too.
+        format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default. An
+            unknown name is answered with the list of all.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
         principles: YAML file of principles in the place of the built-in ones; for formats her_rm and her_rm_teacher.
@@ -137,24 +139,25 @@ def evaluate(
     check_lengths(generator, mode, [judge_format.render(pair) for _, pair in shown_pairs([*pairs, *probed], shown)])
 
     folder = open_run(out, config, resume, _MAY_DIFFER)
-    finished = (folder / "metrics.json").is_file()
-    _keep_inputs(folder, manifest, pairs, judge_format.principles)
-    size = backend.chunk_size(sampling)
-    try:
-        path = folder / "judgements.jsonl"
-        records = _judge_into(path, judge, pairs, shown, samples, critique_scorer, mode, size)
-        probe_records = None
-        if probe:
-            probe_records = _judge_into(folder / "probe.jsonl", judge, probed, shown, samples, None, mode, size)
-    finally:
-        report_usage(generator, backend, folder)
-    plain_config = plain(config)
-    evaluation = derive(plain_config, pairs, records, probe_records)
-    if ledger and not finished:
-        append(ledger, _ledger_row(plain_config, manifest, evaluation, len(pairs)))
-    write_json(folder / "metrics.json", evaluation.to_dict())
-    run = load_run(folder)
-    write_report([run], folder)
+    with alone(folder):
+        finished = (folder / "metrics.json").is_file()
+        _keep_inputs(folder, manifest, pairs, judge_format.principles)
+        size = backend.chunk_size(sampling)
+        try:
+            path = folder / "judgements.jsonl"
+            records = _judge_into(path, judge, pairs, shown, samples, critique_scorer, mode, size)
+            probe_records = None
+            if probe:
+                probe_records = _judge_into(folder / "probe.jsonl", judge, probed, shown, samples, None, mode, size)
+        finally:
+            report_usage(generator, backend, folder)
+        plain_config = plain(config)
+        evaluation = derive(plain_config, pairs, records, probe_records)
+        if ledger and not finished:
+            append(ledger, _ledger_row(plain_config, manifest, evaluation, len(pairs)))
+        write_json(folder / "metrics.json", evaluation.to_dict())
+        run = load_run(folder)
+        write_report([run], folder)
     warn(evaluation.metrics)
     _print_figures(run)
     return evaluation
@@ -294,7 +297,7 @@ def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Ev
 def _print_figures(run: Run) -> None:
     for name, definition in definitions().items():
         if run.metrics[name].n:
-            print(f"{definition.title:<28} {format_metric(run.metrics[name], definition.rate)}")
+            print(f"{definition.title:<30} {format_metric(run.metrics[name], definition.rate)}")
     for row in further_figures(run):
-        print(f"{row.title:<28} {row.text}")
+        print(f"{row.title:<30} {row.text}")
     print(f"report: {run.folder / 'report.html'}")

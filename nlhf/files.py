@@ -266,7 +266,8 @@ def read_jsonl(path: str | Path, skip_torn: bool = False) -> Iterator[tuple[int,
                 if not line.strip():
                     continue
                 try:
-                    yield number, from_json(line.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass"))
+                    text = line.removeprefix(BOM_UTF8).decode("utf-8", "surrogatepass")
+                    yield number, from_json(text.rstrip())  # else what is missing is missed behind the line's end
                 except RepeatedFieldError as error:
                     raise UserError(f"{path}:{number}: {error}") from None
                 except json.JSONDecodeError as error:

@@ -4,6 +4,7 @@ Station of the path: Pair -> ... -> Verdict -> **Decision**, where there is no l
 """
 
 import hashlib
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,8 @@ from nlhf.presets import apply_preset, with_preset
 from nlhf.runs import plain
 from nlhf.sources.jsonl import read_pairs
 from nlhf.sources.rows import read_rows
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_SAMPLING = SamplingConfig()
 _DEFAULT_BACKEND = BackendConfig()
@@ -174,10 +177,12 @@ def judge(
         response_a: One response to it.
         response_b: The other response.
         columns: Which columns of the input hold context, response_a, response_b and id, if they have other names.
-        preset: A released judge of `nlhf.presets.PRESETS`: fills in format and sampling where you do not set them, and
-            on the command line and in a YAML the model too.
+        preset: A released judge: her-rm-32b, outcome-baseline-qwen-7b, rm-nlhf-qwen-7b, rm-nlhf-qwen-32b or
+            sdrm-qwen3-4b-mask70. It fills in format and sampling where you do not set them, and on the command line
+            and in a YAML the model too.
         backend: What runs the model: transformers, vLLM, or a server.
-        format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default.
+        format: Judge format: how pairs are put to the model and replies read; rm_nlhf, or the preset's, by default. An
+            unknown name is answered with the list of all.
         prompt_file: Jinja template that replaces the format's own prompt.
         compat: Read replies as the format's upstream parser does, quirks included.
         principles: YAML file of principles in the place of the built-in ones; for formats her_rm and her_rm_teacher.
@@ -204,11 +209,14 @@ def judge(
     pairs = _pairs(input, prompt, response_a, response_b, columns)
     fingerprint = _fingerprint(settings)
     done = _done(output, input, pairs, fingerprint) if output else {}
+    owed = [pair for pair in pairs if pair.key not in done]
+    if not owed:  # no model is loaded for nothing
+        _finish(output, pairs, done, 0)
+        return
     judge = load_judge(**settings)
     if output is None and input is None and sys.stdout.isatty():
         _print_decision(pairs[0], judge.decide(pairs)[0])
         return
-    owed = [pair for pair in pairs if pair.key not in done]
     prompts = [judge.judge.format.render(pair) for _, pair in shown_pairs(owed, judge.orders)]
     check_lengths(judge.judge.generator, mode, prompts)
     size = max(1, backend.chunk_size(sampling) // len(judge.orders))
@@ -218,7 +226,7 @@ def judge(
     finally:
         report_usage(judge.judge.generator, backend)
     if output:
-        _tidy(output, [done[pair.key] | {"id": pair.id} for pair in pairs])
+        _finish(output, pairs, done, len(owed))
 
 
 def _judge_stream(
@@ -354,6 +362,14 @@ def _done(output: str, input: str | None, pairs: Sequence[Pair], fingerprint: st
             "choose another file"
         )
     return done
+
+
+def _finish(output: str, pairs: Sequence[Pair], done: Mapping[str, dict[str, Any]], new: int) -> None:
+    rows = [done[pair.key] | {"id": pair.id} for pair in pairs]
+    _tidy(output, rows)
+    labels = Counter(row["label"] or "no verdict" for row in rows)
+    counts = ", ".join(f"{label} {labels[label]}" for label in ("A", "B", "tie", "no verdict"))
+    logger.info("%s: %d decisions, %d of them new (%s)", output, len(rows), new, counts)
 
 
 def _tidy(output: str, rows: Sequence[dict[str, Any]]) -> None:

@@ -10,7 +10,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -101,6 +102,26 @@ def check_seed(seed: int) -> None:
 def holds_run(folder: str | Path) -> bool:
     """True when a run was begun in the folder."""
     return (Path(folder) / "config.yaml").is_file()
+
+
+@contextmanager
+def alone(folder: str | Path) -> Iterator[None]:
+    """Nobody else works on the run in ``folder``: two processes that continue it would both append to its files.
+
+    Raises:
+        UserError: somebody does.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(folder) / ".lock"
+    try:
+        with FileLock(path, timeout=0):
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)  # nobody waits for it
+    except Timeout:
+        raise UserError(f"{folder}: another process is at work on this run; wait until it has ended") from None
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,7 +23,7 @@ from nlhf.generation import SamplingConfig
 from nlhf.manifest import build_manifest
 from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
-from nlhf.runs import MAY_DIFFER, open_run
+from nlhf.runs import MAY_DIFFER, alone, open_run
 from nlhf.sampler import group_size, put_in_order
 from nlhf.sources import DataConfig, load_pairs
 
@@ -399,11 +400,12 @@ def run_trainer(trainer: Any, folder: Path, resume: bool) -> None:
     if resume and (folder / "final").is_dir():
         logger.info("%s is finished; nothing is left to do", folder)
         return
-    checkpoint = last_checkpoint(folder) if resume else None
-    if trainer.accelerator.is_main_process:
-        forget_after(folder, _step(checkpoint) if checkpoint else -1)
-        if checkpoint:
-            logger.info("resuming from %s", checkpoint)
-    trainer.accelerator.wait_for_everyone()
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    save_whole(trainer, folder / "final")
+    with alone(folder) if trainer.accelerator.is_main_process else nullcontext():
+        checkpoint = last_checkpoint(folder) if resume else None
+        if trainer.accelerator.is_main_process:
+            forget_after(folder, _step(checkpoint) if checkpoint else -1)
+            if checkpoint:
+                logger.info("resuming from %s", checkpoint)
+        trainer.accelerator.wait_for_everyone()
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        save_whole(trainer, folder / "final")

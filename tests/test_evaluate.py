@@ -27,6 +27,7 @@ from nlhf.ledger import read_ledger
 from nlhf.models import ModelConfig
 from nlhf.pairs import HumanCritique, Pair, Turn
 from nlhf.report import report
+from nlhf.runs import alone
 from nlhf.sources import DataConfig
 
 MODEL = ModelConfig("random:qwen3-tiny")
@@ -258,6 +259,18 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(setup, tmp_path, kept, 
     after, whole = contents(folder), contents(tmp_path / "whole" / "run")
     for name in ("judgements.jsonl", "metrics.json"):
         assert after[name] == whole[name]
+
+
+def test_two_processes_do_not_work_on_one_run(setup, tmp_path):
+    arguments, generator = setup
+    evaluate(**arguments)
+    (tmp_path / "run" / "judgements.jsonl").unlink()
+    generator.calls.clear()
+    with alone(tmp_path / "run"), pytest.raises(UserError, match="run: another process is at work on this run"):
+        evaluate(**arguments, resume=True)
+    assert not generator.calls
+    evaluate(**arguments, resume=True)
+    assert len(generator.calls) == 20
 
 
 def test_a_kill_costs_one_chunk(setup, tmp_path, monkeypatch):

@@ -29,6 +29,7 @@ from nlhf.formats import get_format
 from nlhf.models import ModelConfig, load_model, load_tokenizer, resolve
 from nlhf.pairs import HumanCritique, Pair, Turn
 from nlhf.rewards import JudgeReward, RewardConfig
+from nlhf.runs import alone
 from nlhf.sampler import put_in_order, shuffled
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.train import GRPOSettings, fitting_prompts, make_trainer
@@ -249,6 +250,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(runs, tmp_path, verb, step):
     assert rows(folder, "metrics.jsonl") == rows(runs[verb], "metrics.jsonl")
     if verb == "train":
         assert rows(folder, "samples.jsonl") == rows(runs[verb], "samples.jsonl")
+
+
+@pytest.mark.parametrize("verb", CONFIGS)
+def test_two_processes_do_not_train_in_one_folder(runs, tmp_path, verb, capsys):
+    folder = interrupted(runs[verb], tmp_path / "run", 2)
+    before = (folder / "metrics.jsonl").read_bytes()
+    config = write_config(tmp_path / "again.yaml", CONFIGS[verb], validation=VALIDATION, resume=True)
+    with alone(folder):
+        assert main([verb, "--config", str(config), "--out", str(folder)]) == 2
+    assert "another process is at work on this run" in capsys.readouterr().err
+    assert (folder / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("verb", CONFIGS)

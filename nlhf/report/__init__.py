@@ -56,6 +56,7 @@ def report(runs: list[str], out: str, baseline: str | None = None) -> None:
         raise UserError("report: name at least one run folder in runs")
     folders = dict.fromkeys(str(Path(run)) for run in ([baseline] if baseline else []) + list(runs))
     write_report([load_run(folder) for folder in folders], out)
+    print(f"report: {Path(out) / 'report.html'}")
 
 
 def write_report(runs: Sequence[Run], out: str | Path) -> None:

@@ -9,8 +9,7 @@ otherwise and what is ours. `nlhf.roleplay.coser_scenes` reads the scenes, `nlhf
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from nlhf.roleplay.coser_summary import markdown, summarise
 from nlhf.roleplay.flaws import DIMENSIONS, FlawList, judge_prompt, list_flaws, retrying
 from nlhf.roleplay.prompts import FOLDER
 from nlhf.roleplay.simulation import Simulation, SimulationConfig, read_turn, simulate, speakers
-from nlhf.runs import check_run, open_run, plain
+from nlhf.runs import alone, check_run, open_run, plain
 
 
 @dataclass
@@ -142,7 +141,7 @@ def coser(
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "summary.json").is_file()
     _keep_manifest(folder, manifest)
-    with _alone(folder):
+    with alone(folder):
         try:
             director_or_judge = generators.get("director", generators["judge"])
             played = _simulate_into(folder, acted, generators["actor"], director_or_judge, simulation, seed, parallel)
@@ -196,22 +195,6 @@ def _manifest(path: str | None, scenes: Sequence[Scene], parts: dict[str, PartCo
             for path in sorted((FOLDER / "coser").glob("*.jinja"))
         },
     }
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Nobody else works in the folder: judgements of one process would else stand beside conversations of another.
-
-    Raises:
-        UserError: somebody does.
-    """
-    from filelock import FileLock, Timeout
-
-    try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
-    except Timeout:
-        raise UserError(f"{folder}: another process is at work on this run; wait until it has ended") from None
 
 
 def _keep_manifest(folder: Path, manifest: dict[str, Any]) -> None:

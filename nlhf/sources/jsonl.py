@@ -112,8 +112,14 @@ def _check_columns(columns: Mapping[str, str], rows: list[Row]) -> None:
     if missing:
         raise UserError(
             f"{rows[0][0]}: no column for field {missing[0]!r}; found {found}, required {list(REQUIRED)}."
-            f"{nearest(missing[0], found)} Name the column in the option 'columns'."
+            f"{nearest(missing[0], found)} {_way_out(found)}"
         )
+
+
+def _way_out(found: list[str]) -> str:
+    if len(found) == 1 and any(mark in found[0] for mark in ";\t|"):
+        return "The header is one single column: separate columns by commas in a .csv, by tabs in a .tsv."
+    return "Name the column in the option 'columns', as in {context: prompt}."
 
 
 def _mapped(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

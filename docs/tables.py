@@ -41,6 +41,8 @@ def render(file: str) -> str:
         return _benchmark("judging").document(summary)
     if "evaluation" in summary:
         return _evaluation(summary)
+    if "policy" in summary:
+        return _benchmark("roleplay_policy").table(summary)
     if "ways" in summary:
         return _benchmark("tournament").table(summary)
     cells = [

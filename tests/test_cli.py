@@ -159,6 +159,7 @@ CASES = {
     "a mapping for a list": ("train", {"data": {"source": "sandbox"}}, ["data: expected a list"]),
     "a name for a data set": ("train", {"data": ["sandbox"]}, ["data: expected fields with values, got sandbox"]),
     "a name for a model": ("train", {"model": "package:nlhf"}, ["model: expected fields with values"]),
+    "a name for the data of an evaluation": ("evaluate", {"data": "sandbox"}, ["data: expected fields with values"]),
     "no class path": ("train", {"process": {"clas_path": "x"}}, ["process: expected a class_path"]),
     "a batch that cannot be divided": ("train", {"grpo.num_generations": 3}, ["num_generations to one of [2, 4, 8]"]),
     "an unknown source": ("train", {"data": [{"source": "sandbx"}]}, ["Did you mean 'sandbox'?"]),
@@ -213,6 +214,17 @@ def test_a_mistake_on_the_command_line(capsys, arguments, parts):
     message = refused(capsys, "train", TRAIN, *arguments)
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["evaluate", "--model", "package:nlhf"], "Did you mean --model.name package:nlhf?"),
+        (["evaluate", "--data", "sandbox"], "Did you mean --data.source sandbox?"),
+    ],
+)
+def test_a_value_for_a_whole_class_is_its_required_field(capsys, arguments, meant):
+    assert meant in complaint(capsys, arguments)
 
 
 def test_required_options_are_named(capsys):
@@ -565,6 +577,25 @@ def test_a_full_disk_is_a_message_and_a_missing_file_of_ours_is_not(capsys):
 def test_bare_words_are_the_runs_of_a_report(capsys):
     assert "first holds no run" in complaint(capsys, ["report", "first", "second", "--out", "out"])
     assert "first holds no run" in complaint(capsys, ["report", "[first]", "--out", "out"])
+
+
+@pytest.mark.parametrize("verb", ["train", "suite", "evaluate"])
+def test_a_bare_word_is_the_configuration_of_a_verb_that_reads_no_file(capsys, verb):
+    assert "gone.yaml: no such file" in complaint(capsys, [verb, "gone.yaml"])
+
+
+def test_help_says_what_a_bare_word_is_and_names_every_preset(capsys):
+    for verb, shown in (("judge", "nlhf judge INPUT [options]"), ("train", "nlhf train CONFIG [options]")):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert shown in text
+        assert verb == "train" or all(preset in text for preset in PRESETS)
+
+
+def test_a_package_that_builds_on_this_one_has_a_purpose_of_its_own(capsys):
+    assert main([], "metarm", {"train": ("metarm.train:train", "cold start")}) == 0
+    assert "MetaRM" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,13 @@ def test_rows_before_a_bad_line_are_read_first(tmp_path):
         next(rows)
 
 
+def test_what_a_line_lacks_is_missed_at_its_end(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1\n')
+    with pytest.raises(UserError, match=r"Expecting ',' delimiter at column 8"):
+        list(read_jsonl(path))
+
+
 def test_a_short_write_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr(files.os, "write", lambda handle, line: len(line) - 1)
     with pytest.raises(UserError, match="disk is full"):

@@ -157,6 +157,15 @@ def test_standard_input(generator, monkeypatch):
     assert [r["label"] for r in read()] == ["A", "B"]
 
 
+def test_the_end_counts_what_was_decided_and_loads_nothing_when_all_is(generator, monkeypatch, caplog):
+    write([row(0), row(1), row(2, response_a="mumble")])
+    assert run(*STREAM) == 0
+    assert "out.jsonl: 3 decisions, 3 of them new (A 1, B 1, tie 0, no verdict 1)" in caplog.text
+    monkeypatch.setattr(nlhf.judging, "make_generator", lambda *_: pytest.fail("a model was loaded"))
+    assert run(*STREAM) == 0
+    assert "out.jsonl: 3 decisions, 0 of them new (A 1, B 1, tie 0, no verdict 1)" in caplog.text
+
+
 # ----------------------------------------------------------------------------------------------------- interrupted runs
 
 

@@ -659,7 +659,7 @@ def contents(folder):
 def test_the_verb_end_to_end(run, server, capsys):
     assert run("out") == 0
     assert {p.name for p in Path("out").iterdir()} == {
-        *RESULTS, "config.yaml", "environment.json", "manifest.json", "usage.jsonl", ".lock",
+        *RESULTS, "config.yaml", "environment.json", "manifest.json", "usage.jsonl",
     }  # fmt: skip
     simulations, judgements = lines("out/simulations.jsonl"), lines("out/judgements.jsonl")
     assert [row["scene"] for row in simulations] == [scene.id for scene in load_scenes()]

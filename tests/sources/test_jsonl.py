@@ -144,7 +144,7 @@ def test_malformed_rows_say_where(read, row, options, message):
             {"columns": COLUMNS | {"label": "beter"}}, r":1: missing column 'beter'.*found.*mean 'better'", id="column"
         ),
         pytest.param({"columns": {"respons_a": "chosen"}}, r"no field 'respons_a'.*mean 'response_a'", id="field"),
-        pytest.param({}, r":1: no column for field 'context'; found .*option 'columns'", id="no-columns"),
+        pytest.param({}, r":1: no column for field 'context'; found .*option 'columns', as in {c", id="no-columns"),
         pytest.param(
             {"columns": {"context": "prompt"}}, r":1: no column for field 'response_a'; found", id="not-named"
         ),

@@ -328,3 +328,32 @@ def test_a_resumed_run_forgets_what_it_will_repeat(tmp_path):
     write_jsonl(tmp_path / "held_out.jsonl", [{"step": step} for step in (0, 0, 2, 3)])
     forget_after(tmp_path, 2)
     assert [row["step"] for _, row in read_jsonl(tmp_path / "held_out.jsonl")] == [0, 0, 2]
+
+
+@pytest.mark.slow
+def test_the_suite_goes_from_nothing_to_a_policy(tmp_path, monkeypatch):
+    """As written, but with tiny models and a few steps: judge, writer, policy, and the judge on held-out scenarios."""
+    from nlhf.files import read_yaml
+
+    monkeypatch.chdir(ROOT)
+    small = {
+        "judge": {"model.name": START, "sft.max_steps": 1, "sft.max_length": 4000, "data.0.options.n": 16},
+        "writer": {"model.name": START, "sft.max_steps": 1, "sft.max_length": 4000, "conversations.n": 24},
+        "policy": {
+            **{"grpo.max_steps": 1, "grpo.max_prompt_length": 3000, "grpo.max_completion_length": 8},
+            **{"prompts.limit": 3, "validation.prompts.limit": 5},
+        },
+        "evaluate": {"data.options.n": 8},
+    }
+    values = read_yaml(str(EXPERIMENTS / "suite.yaml"))
+    stages = [values["start"], *(step["stage"] for step in values["prepare"]), values["tests"][0]["evaluate"]]
+    for stage in stages:
+        stage["options"] = stage.get("options", {}) | small[Path(stage["config"]).stem]
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump({**values, "out": str(tmp_path / "suite"), "ledger": None}))
+    assert main(["suite", "--config", str(tmp_path / "suite.yaml")]) == 0
+    seed = tmp_path / "suite/seed-0"
+    manifest = json.loads((seed / "policy/train/manifest.json").read_text())
+    assert manifest["judge"]["weights"] == model_hash(str(seed / "start/train/final"))
+    assert manifest["reference"]["weights"] == model_hash(str(seed / "writer/train/final"))
+    assert (seed / "judge/test-held-out-scenarios/report.md").is_file()
+    assert (seed / "policy/train/held_out.jsonl").is_file()

@@ -74,7 +74,7 @@ def test_the_table_has_a_column_for_each_validation(benchmark, found):
     judge = {name: {"value": 0.75, "low": 0.5, "high": 1.0, "n": 8} for name in ("accuracy", "position_consistency")}
     by_fault = {"evades": {"right": 1, "n": 2}, "breaks": {"right": 2, "n": 2}}
     steps = {"0": found, "20": found}
-    text = benchmark.table({"policy": about, "judge": judge, "judge_by_fault": by_fault, "steps": steps})
+    text = benchmark.table({"policy": about, "judge": judge, "judge_by_fault": by_fault, "validations": steps})
     assert "the difference: evades 1 of 2, breaks 2 of 2." in text
     assert "right in 75.0 % [50.0, 100.0] of 8 judgements" in text
     assert "| Held-out replies after step | 0 | 20 |" in text

@@ -588,7 +588,7 @@ def test_figures_of_comve_are_those_of_the_ledger():
     text = (ROOT / "experiments/comve_smollm2/README.md").read_text(encoding="utf-8")
     ledger = (ROOT / "experiments" / "ledger.jsonl").read_text(encoding="utf-8")
     rows = [row for line in ledger.splitlines() if (row := json.loads(line))["source"] == "comve"]
-    assert len(rows) == 6
+    assert len(rows) == 10
     for row in rows:
         for name in ("accuracy", "position_consistency", "critique_f1", "wrong_critique_rate"):
             value, low, high = (100 * row["metrics"][name][key] for key in ("value", "low", "high"))

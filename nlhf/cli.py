@@ -365,6 +365,7 @@ _PLAIN = (
      r"expected fields with values, got \1"),
     (r"^Option ('\S+') is not accepted", r"unknown option \1"),
     (r"^Group ('\S+') does not accept option ('[^']+')", r"unknown option \2 in \1"),
+    (r"^unrecognized arguments: (-|[^-].*)$", r"unexpected \1: a word without an option stands right behind the verb"),
     (r"^unrecognized arguments: ", "unknown option "),
     (r"^the following arguments are required: ", "missing: "),
     (r"^Not of type \w+: ", ""),

@@ -21,6 +21,7 @@ def setup_logging() -> None:
     root.setLevel(logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING)
     for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").propagate = False  # it has a handler of its own and would say all twice
     # Every load and save of a model would draw a bar of its own. The variable is read when transformers is imported.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     if transformers := sys.modules.get("transformers"):

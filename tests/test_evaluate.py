@@ -518,11 +518,12 @@ def test_chunks_do_not_matter(chunk_size):
 # The verb `report`
 
 
-def test_runs_are_compared_with_the_baseline(setup, tmp_path):
+def test_runs_are_compared_with_the_baseline(setup, tmp_path, capsys):
     arguments, _ = setup
     evaluate(**arguments)
     evaluate(**arguments | {"out": str(tmp_path / "other")})
     report([str(tmp_path / "run"), str(tmp_path / "other")], str(tmp_path / "both"), baseline=str(tmp_path / "other"))
+    assert capsys.readouterr().out.endswith(f"report: {tmp_path / 'both' / 'report.html'}\n")
     text = (tmp_path / "both" / "report.md").read_text()
     assert "Differences from other" in text
     assert "| Accuracy | run | +0.0 points [+0.0, +0.0] | equal |" in text

@@ -152,7 +152,7 @@ def test_standard_input(generator, monkeypatch):
     monkeypatch.setattr(nlhf.judging, "_STDIN", "pipe")
     writer = threading.Thread(target=write, args=([row(0), row(1)], "pipe"))
     writer.start()
-    assert run("-", "--output", "out.jsonl") == 0
+    assert main(["judge", "-", *MODEL, "--output", "out.jsonl"]) == 0
     writer.join()
     assert [r["label"] for r in read()] == ["A", "B"]
 

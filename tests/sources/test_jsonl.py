@@ -196,6 +196,14 @@ def test_a_column_may_be_left_out_of_some_rows_but_a_required_one_may_not(read):
         read(THEIRS, short, columns=COLUMNS, label_map=LABEL_MAP)
 
 
+@pytest.mark.parametrize("mark", [";", "\t", "|"])
+def test_a_table_with_another_separator_is_no_matter_of_columns(tmp_path, mark):
+    path = tmp_path / "f.csv"
+    path.write_text(f"context{mark}response_a{mark}response_b\nq{mark}x{mark}y\n")
+    with pytest.raises(UserError, match=r"one single column: separate columns by commas"):
+        load_pairs(DataConfig("jsonl", path=str(path)))
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])
 def test_tables(tmp_path, suffix):
     pandas = pytest.importorskip("pandas")

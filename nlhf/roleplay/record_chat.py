@@ -4,9 +4,11 @@ Beside the path: it types into `nlhf chat` what a person would type, and keeps w
 package pexpect.
 """
 
+import functools
 import io
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -80,6 +82,8 @@ def spawn_chat(options: Sequence[str], cwd: str | Path, **environment: str) -> A
         codec_errors="replace",
         dimensions=(50, 1000),  # so wide that no line is broken
         timeout=60,
+        # A shell lets what it runs in the background, and so its children, ignore Ctrl-C.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     child.logfile_read = io.StringIO()
     return child

@@ -217,7 +217,8 @@ def test_a_model_in_this_process_whose_context_is_full(spawn, tiny_model, tmp_pa
 @pytest.mark.slow
 def test_ctrl_c_stops_a_model_in_this_process(spawn, tiny_model, tmp_path):
     chosen = ["--scenario", "2", "--character", "1", "--user", "2", "--transcript", "t.jsonl"]
-    child = spawn(["--model-path", tiny_model, *chosen, "--sampling.max_new_tokens", "20000"])
+    endless = ["--sampling.max_new_tokens", "20000", "--sampling.temperature", "0"]  # greedy never ends
+    child = spawn(["--model-path", tiny_model, *chosen, *endless])
     for _ in range(2):
         say(child, "Hello.")
         child.expect_exact("Jay Gatsby ...")

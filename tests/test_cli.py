@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 import nlhf
-from nlhf.cli import VERBS, ConfigurationError, call, explain, main, make_parser, run_verb
+from nlhf.cli import VERBS, call, main, make_parser, run_verb
+from nlhf.complaints import ConfigurationError, explain
 from nlhf.config import ClassSpec, OptimizationConfig
 from nlhf.errors import UserError
 from nlhf.presets import PRESETS

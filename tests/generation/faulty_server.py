@@ -3,7 +3,8 @@
 import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.generation.loopback import Loopback, QuietHandler
 
 
 def completion(content="fine", finish_reason="stop", usage=(7, 3), **message):
@@ -20,7 +21,7 @@ def completion(content="fine", finish_reason="stop", usage=(7, 3), **message):
     }
 
 
-class FaultyServer:
+class FaultyServer(Loopback):
     """Answers each request with the next entry of ``script``, or with ``default`` when that is empty.
 
     An entry is
@@ -42,11 +43,11 @@ class FaultyServer:
         self.script, self.default = [], completion()
         self.bodies, self.times, self.headers = [], [], []
         self.delay, self.busy, self.most_busy = 0.0, 0, 0
-        self.lock, self.closing = threading.Lock(), threading.Event()
+        self.lock = threading.Lock()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
+        class Handler(QuietHandler):
+            def do_POST(self):  # noqa: N802 - the name that http.server looks for
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 with server.lock:
                     server.bodies.append(body)
@@ -91,22 +92,4 @@ class FaultyServer:
                     self.head(status, headers, len(data))
                     self.wfile.write(data)
 
-            def head(self, status, headers, length):
-                self.send_response(status)
-                for name, text in ({"content-type": "application/json"} | headers).items():
-                    self.send_header(name, text)
-                self.send_header("content-length", str(length))
-                self.end_headers()
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self):
-        self.closing.set()
-        self.http.shutdown()
-        self.http.server_close()
+        super().__init__(Handler)

@@ -1,11 +1,11 @@
 """A server on loopback that streams scripted replies by OpenAI's chat protocol."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.generation.loopback import Loopback, QuietHandler
 
 
-class StreamingServer:
+class StreamingServer(Loopback):
     """Answers each request with the next entry of ``script``.
 
     An entry is
@@ -21,11 +21,10 @@ class StreamingServer:
 
     def __init__(self, *script, piece=3):
         self.script, self.piece, self.bodies = list(script), piece, []
-        self.closing = threading.Event()
         server = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self):
+        class Handler(QuietHandler):
+            def do_POST(self):  # noqa: N802 - the name that http.server looks for
                 server.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
                 entry = server.script.pop(0)
                 self.close_connection = True
@@ -39,10 +38,7 @@ class StreamingServer:
 
             def refuse(self, status, message):
                 data = json.dumps({"error": {"message": message}}).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
+                self.head(status, {}, len(data))
                 self.wfile.write(data)
 
             def answer(self, entry):
@@ -74,15 +70,4 @@ class StreamingServer:
                 self.wfile.write(f"data: {data}\n\n".encode())
                 self.wfile.flush()
 
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self.http.server_port}/v1"
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-
-    def close(self):
-        self.closing.set()
-        self.http.shutdown()
-        self.http.server_close()
+        super().__init__(Handler)

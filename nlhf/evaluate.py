@@ -22,7 +22,7 @@ from nlhf.evaluation.metrics import TRUNCATION_LIMIT, Metric
 from nlhf.evaluation.probe import probe_pairs
 from nlhf.evaluation.records import Record
 from nlhf.evaluation.results import Evaluation, Run, derive, further_figures, load_run, read_records
-from nlhf.files import append_jsonl, check_appendable, read_json, write_json, write_jsonl, write_text
+from nlhf.files import append_jsonl, check_appendable, write_json, write_jsonl, write_text
 from nlhf.formats import FORMATS, JudgeFormat, get_format
 from nlhf.generation import SamplingConfig, check_lengths
 from nlhf.generation.backends import (
@@ -38,8 +38,8 @@ from nlhf.models import ModelConfig
 from nlhf.pairs import Pair
 from nlhf.presets import with_preset
 from nlhf.report import write_report
-from nlhf.roleplay.principles import PRINCIPLES_FILE, Library
-from nlhf.runs import alone, check_run, open_run, plain
+from nlhf.roleplay.principles import PRINCIPLES_FILE
+from nlhf.runs import alone, check_run, keep_manifest, open_run, plain
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.rewardbench2 import RATED
 
@@ -47,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _DEFAULT_SAMPLING = SamplingConfig()
 _DEFAULT_BACKEND = BackendConfig()
+_SAME = {"data": "the data", "model_hash": "the model", "judge": "the judge's prompt or format"}
 _MAY_DIFFER = ("out", "resume", "ledger", "sampling.batch_size", *PATIENCE)  # none of them changes a figure
 
 
@@ -141,7 +142,10 @@ def evaluate(
     folder = open_run(out, config, resume, _MAY_DIFFER)
     with alone(folder):
         finished = (folder / "metrics.json").is_file()
-        _keep_inputs(folder, manifest, pairs, judge_format.principles)
+        keep_manifest(folder, manifest, _SAME)
+        write_jsonl(folder / "pairs.jsonl", (p.to_dict() for p in pairs))
+        if judge_format.principles:
+            write_text(folder / PRINCIPLES_FILE, judge_format.principles.yaml)
         size = backend.chunk_size(sampling)
         try:
             path = folder / "judgements.jsonl"
@@ -253,23 +257,6 @@ def _manifest(
             **({"principles": {"version": principles.version, "hash": principles.hash}} if principles else {}),
         },
     }
-
-
-def _keep_inputs(folder: Path, manifest: dict[str, Any], pairs: Sequence[Pair], principles: Library | None) -> None:
-    """Write what is judged and by what; on resuming, make sure that it is still the same."""
-    path = folder / "manifest.json"
-    if path.is_file():
-        old = read_json(path)
-        what = {"data": "the data", "model_hash": "the model", "judge": "the judge's prompt or format"}
-        changed = [text for key, text in what.items() if old.get(key) != manifest[key]]
-        if changed:
-            raise UserError(
-                f"{folder} cannot be resumed: {' and '.join(changed)} changed since it began; choose another folder"
-            )
-    write_jsonl(folder / "pairs.jsonl", (p.to_dict() for p in pairs))
-    if principles:
-        write_text(folder / PRINCIPLES_FILE, principles.yaml)
-    write_json(path, manifest)
 
 
 def _ledger_row(config: dict[str, Any], manifest: dict[str, Any], evaluation: Evaluation, n_pairs: int) -> LedgerRow:

@@ -124,6 +124,27 @@ def alone(folder: str | Path) -> Iterator[None]:
         raise UserError(f"{folder}: another process is at work on this run; wait until it has ended") from None
 
 
+def keep_manifest(folder: str | Path, manifest: Mapping[str, Any], same: Mapping[str, str]) -> None:
+    """Write a run's manifest; on resuming, make sure first that it still says the same.
+
+    Args:
+        folder: Of the run.
+        manifest: Goes to ``manifest.json``.
+        same: Its fields that must not change, with what each is called in a message.
+
+    Raises:
+        UserError: one has changed since the run began.
+    """
+    path = Path(folder) / "manifest.json"
+    if path.is_file():
+        old = read_json(path)
+        if changed := [called for name, called in same.items() if old.get(name) != manifest[name]]:
+            raise UserError(
+                f"{folder} cannot be resumed: {' and '.join(changed)} changed since it began; choose another folder"
+            )
+    write_json(path, manifest)
+
+
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The configuration of the run in ``folder``.
 

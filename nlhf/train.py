@@ -163,26 +163,9 @@ def train(
     if isinstance(process_reward, LearningReward):
         grpo.check_learning(processes())
 
-    from trl import GRPOConfig
-
     from nlhf.callbacks import MetricsLog, Validation, attach, sample_writer
-    from nlhf.models import load_tokenizer
 
-    grpo.check_extra(GRPOConfig, "grpo")
-    tokenizer = load_tokenizer(model)
-    pairs, too_long = fitting_prompts(
-        prepared.pairs, judge_format, tokenizer, grpo.max_prompt_length, group_size(order)
-    )
-    grpo.check_batch(processes(), order, len(pairs))
-    announce_budget(
-        model,
-        grpo,
-        len(pairs) * grpo.num_generations,
-        grpo.max_prompt_length,
-        grpo.max_completion_length,
-        generates=True,
-        reference=grpo.beta > 0,
-    )
+    tokenizer, pairs, too_long = ready(model, grpo, judge_format, prepared.pairs, order)
     if dry_run:
         return Path(out)
 
@@ -201,6 +184,34 @@ def train(
     attach(trainer, log, keeps_best)
     run_trainer(trainer, folder, resume)
     return folder
+
+
+def ready(
+    model: ModelConfig, grpo: GRPOSettings, judge_format: JudgeFormat, pairs: Sequence[Pair], order: Presentation
+) -> tuple[Any, list[Pair], int]:
+    """The tokenizer, the pairs whose prompts are short enough, and how many are not; prints the budget.
+
+    Raises:
+        UserError: a setting of trl does not exist, or too few prompts are left for a step.
+    """
+    from trl import GRPOConfig
+
+    from nlhf.models import load_tokenizer
+
+    grpo.check_extra(GRPOConfig, "grpo")
+    tokenizer = load_tokenizer(model)
+    kept, too_long = fitting_prompts(pairs, judge_format, tokenizer, grpo.max_prompt_length, group_size(order))
+    grpo.check_batch(processes(), order, len(kept))
+    announce_budget(
+        model,
+        grpo,
+        len(kept) * grpo.num_generations,
+        grpo.max_prompt_length,
+        grpo.max_completion_length,
+        generates=True,
+        reference=grpo.beta > 0,
+    )
+    return tokenizer, kept, too_long
 
 
 def fitting_prompts(

@@ -26,8 +26,8 @@ from nlhf.roleplay.conversations import ConversationConfig
 from nlhf.runs import MAY_DIFFER, check_run
 from nlhf.sources import DataConfig, load_pairs
 from nlhf.sources.rows import read_rows
-from nlhf.train import GRPOSettings, SamplesConfig, fitting_prompts, make_trainer
-from nlhf.training import announce_budget, begin_run, processes, run_trainer
+from nlhf.train import GRPOSettings, SamplesConfig, make_trainer, ready
+from nlhf.training import begin_run, processes, run_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -161,25 +161,10 @@ def train_policy(
     if reward.kind == "tournament":
         _check_whole_groups(grpo)
 
-    from trl import GRPOConfig
-
     from nlhf.callbacks import MetricsLog, attach, sample_writer
-    from nlhf.models import load_tokenizer
     from nlhf.policy_validation import Conversation, PolicyValidation, PolicyWatch, References
 
-    grpo.check_extra(GRPOConfig, "grpo")
-    tokenizer = load_tokenizer(model)
-    rows, too_long = fitting_prompts(rows, Conversation(), tokenizer, grpo.max_prompt_length, 1)
-    grpo.check_batch(processes(), "given", len(rows))
-    announce_budget(
-        model,
-        grpo,
-        len(rows) * grpo.num_generations,
-        grpo.max_prompt_length,
-        grpo.max_completion_length,
-        generates=True,
-        reference=grpo.beta > 0,
-    )
+    tokenizer, rows, too_long = ready(model, grpo, Conversation(), rows, "given")
     if dry_run:
         return Path(out)
 

@@ -17,13 +17,12 @@ from typing import Any
 from tqdm import tqdm
 
 from nlhf.errors import UserError
-from nlhf.evaluation.intervals import RESAMPLES
+from nlhf.evaluation.intervals import RESAMPLES, check_resamples
 from nlhf.evaluation.metrics import Metric
 from nlhf.files import (
     append_jsonl,
     check_appendable,
     check_fields,
-    read_json,
     read_jsonl,
     to_json,
     write_json,
@@ -41,7 +40,7 @@ from nlhf.roleplay.coser_summary import markdown, summarise
 from nlhf.roleplay.flaws import DIMENSIONS, FlawList, judge_prompt, list_flaws, retrying
 from nlhf.roleplay.prompts import FOLDER
 from nlhf.roleplay.simulation import Simulation, SimulationConfig, read_turn, simulate, speakers
-from nlhf.runs import alone, check_run, open_run, plain
+from nlhf.runs import alone, check_run, keep_manifest, open_run, plain
 
 
 @dataclass
@@ -124,7 +123,8 @@ def coser(
     """
     config = {**locals(), "run_name": run_name or Path(out).name}
     setup_logging()
-    _check(limit, retries, parallel, resamples)
+    _check(limit, retries, parallel)
+    check_resamples(resamples)
     # What can fail fails before there is a folder, which would be in the way of the next try.
     check_run(out, config, resume, _MAY_DIFFER)
     if ledger:
@@ -140,8 +140,8 @@ def coser(
 
     folder = open_run(out, config, resume, _MAY_DIFFER)
     finished = (folder / "summary.json").is_file()
-    _keep_manifest(folder, manifest)
     with alone(folder):
+        keep_manifest(folder, manifest, {name: f"its {name}" for name in manifest})
         try:
             director_or_judge = generators.get("director", generators["judge"])
             played = _simulate_into(folder, acted, generators["actor"], director_or_judge, simulation, seed, parallel)
@@ -158,9 +158,8 @@ def coser(
     return summary
 
 
-def _check(limit: int | None, retries: int, parallel: int, resamples: int) -> None:
-    least = {"limit": (1 if limit is None else limit, 1), "retries": (retries, 0)}
-    least |= {"parallel": (parallel, 1), "resamples": (resamples, 0)}
+def _check(limit: int | None, retries: int, parallel: int) -> None:
+    least = {"limit": (1 if limit is None else limit, 1), "retries": (retries, 0), "parallel": (parallel, 1)}
     problems = [f"{name} must be at least {low}, got {value}" for name, (value, low) in least.items() if value < low]
     if problems:
         raise UserError("; ".join(problems))
@@ -195,18 +194,6 @@ def _manifest(path: str | None, scenes: Sequence[Scene], parts: dict[str, PartCo
             for path in sorted((FOLDER / "coser").glob("*.jinja"))
         },
     }
-
-
-def _keep_manifest(folder: Path, manifest: dict[str, Any]) -> None:
-    """Write what is acted and by what; on resuming, make sure that it is still the same."""
-    path = folder / "manifest.json"
-    if path.is_file():
-        old = read_json(path)
-        if changed := [name for name in manifest if old.get(name) != manifest[name]]:
-            raise UserError(
-                f"{folder} cannot be resumed: its {' and '.join(changed)} changed since it began; choose another folder"
-            )
-    write_json(path, manifest)
 
 
 # --------------------------------------------------------------------------------------------------- acting, judging

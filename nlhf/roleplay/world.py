@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 
 from nlhf.errors import UserError
+from nlhf.files import read_yaml
 from nlhf.pairs import HumanCritique, Pair
 from nlhf.roleplay.conversations import Conversation, held_out_groups
 from nlhf.roleplay.scenarios import Character, Scenario, load_scenarios
@@ -75,10 +76,7 @@ class Phrases:
 @functools.cache
 def phrases() -> Phrases:
     """The sentences on board."""
-    import yaml
-
-    path = Path(__file__).parents[1] / "assets" / "roleplay" / "matters.yaml"
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = read_yaml(Path(__file__).parents[1] / "assets" / "roleplay" / "matters.yaml")
     matters = tuple(
         Matter(row["name"], *(tuple(row[name]) for name in ("words", "asks", "answers"))) for row in found["matters"]
     )
